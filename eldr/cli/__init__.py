@@ -1,0 +1,1 @@
+"""The command `eldr`: one verb per file."""
