@@ -1,0 +1,327 @@
+"""Typed asynchronous client of the router.
+
+    async with RouterClient("127.0.0.1:7700") as router:
+        prefill = await router.select_prefill(prompt_prefix=b"def quicksort(")
+        ...  # the prefill leg at prefill.worker.http_url answers with kv_transfer_params
+        booking = await router.reserve_decode(
+            signature=kv_transfer_params["eldr_signature"],
+            prefill_reservation_id=prefill.reservation_id,
+        )
+        ...  # the decode leg at booking.worker.http_url
+        await router.release_decode(booking.reservation_id, Outcome.COMPLETED)
+
+Every call has a deadline, and raises RouterError (see `eldr.client.errors`) where it fails.
+"""
+
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from eldr.client.errors import is_unreachable, router_error
+from eldr.client.results import (
+    DecisionEvent,
+    DecodeReservation,
+    FleetSnapshot,
+    PolicyStatus,
+    PrefillReservation,
+    ProfileStatus,
+)
+from eldr.routing.contract import Decision
+from eldr.rpc.codec import decode_decision, encode_signature, encode_worker_info, signature_message_from_text
+from eldr.rpc.fleet_codec import decode_worker_ref, decode_worker_status, encode_outcome
+from eldr.rpc.outcome import Outcome
+from eldr.rpc.settings import UNARY_TIMEOUT_S, channel_options
+from eldr.rpc.worker_info import WorkerInfo
+from eldr.rpc.worker_status import WorkerStatus
+from eldr.signature.expert_signature import ExpertSignature
+from eldr.v1 import fleet_pb2, routing_pb2, signature_pb2
+from eldr.v1.fleet_pb2_grpc import FleetServiceStub
+from eldr.v1.routing_pb2_grpc import ProfileServiceStub, RouterServiceStub
+
+Service = Callable[[grpc.aio.Channel], Any]
+
+
+class RouterClient:
+    """Calls the first router of `addresses` (host:port) that can be reached.
+
+    `timeout_s` is the deadline of every unary call. Channels open at the first call, on the running loop.
+    """
+
+    def __init__(self, addresses: str | Sequence[str], timeout_s: float = UNARY_TIMEOUT_S) -> None:
+        self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        if not self._addresses or not all(self._addresses):
+            raise ValueError(f"addresses must name at least one host:port, got {addresses!r}")
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s must be positive, got {timeout_s}")
+        self._timeout_s = timeout_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[tuple[str, Service], Any] = {}
+        self._preferred = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes every channel; calls in flight are cancelled."""
+        channels, self._channels = self._channels, {}
+        self._stubs.clear()
+        for channel in channels.values():
+            await channel.close(None)
+
+    # Bookings.
+
+    async def select_prefill(
+        self,
+        *,
+        model: str = "",
+        prompt_prefix: bytes = b"",
+        reservation_id: str = "",
+        exclude: Sequence[str] = (),
+    ) -> PrefillReservation:
+        """Picks and books a prefill worker by the first 1,024 bytes of the prompt.
+
+        A replay with the same `reservation_id` gives the same answer; one is made up when it is empty.
+        Raises NoWorkerError where no prefill worker can take the request.
+        """
+        request = routing_pb2.SelectPrefillRequest(
+            reservation_id=reservation_id or uuid.uuid4().hex,
+            model=model,
+            prompt_prefix=prompt_prefix[:1024],
+            exclude_worker_ids=exclude,
+        )
+        answer = await self._call(RouterServiceStub, "SelectPrefill", request)
+        return PrefillReservation(
+            answer.reservation_id, decode_worker_ref(answer.worker), answer.expires_in_s
+        )
+
+    async def release_prefill(self, reservation_id: str, outcome: Outcome) -> bool:
+        """Ends a prefill booking. False when it was unknown or already released."""
+        request = routing_pb2.ReleasePrefillRequest(
+            reservation_id=reservation_id, outcome=encode_outcome(outcome)
+        )
+        answer = await self._call(RouterServiceStub, "ReleasePrefill", request)
+        return bool(answer.released)
+
+    async def reserve_decode(
+        self,
+        *,
+        model: str = "",
+        signature: ExpertSignature | str | None = None,
+        prompt_tokens: int = 0,
+        max_tokens: int = 0,
+        domain: str = "",
+        exclude: Sequence[str] = (),
+        reservation_id: str = "",
+        prefill_reservation_id: str = "",
+    ) -> DecodeReservation:
+        """Picks and books a decode worker in one step.
+
+        `signature` may be the text of `kv_transfer_params["eldr_signature"]`, which is passed on without
+        unpacking; text that is no signature message raises CodecError. A signature that the router cannot
+        use is a fallback there (`decision.fallback`), not an error. A replay with the same `reservation_id`
+        gives the same answer; one is made up when it is empty. Raises NoWorkerError where no decode worker
+        can take the request.
+        """
+        request = routing_pb2.ReserveDecodeRequest(
+            reservation_id=reservation_id or uuid.uuid4().hex,
+            query=_query(model, signature, prompt_tokens, max_tokens, domain, exclude),
+            prefill_reservation_id=prefill_reservation_id,
+        )
+        answer = await self._call(RouterServiceStub, "ReserveDecode", request)
+        return DecodeReservation(
+            answer.reservation_id,
+            decode_worker_ref(answer.decision.worker),
+            decode_decision(answer.decision),
+            answer.expires_in_s,
+        )
+
+    async def release_decode(self, reservation_id: str, outcome: Outcome, output_tokens: int = 0) -> bool:
+        """Ends a decode booking. False when it was unknown or already released."""
+        request = routing_pb2.ReleaseDecodeRequest(
+            reservation_id=reservation_id, outcome=encode_outcome(outcome), output_tokens=output_tokens
+        )
+        answer = await self._call(RouterServiceStub, "ReleaseDecode", request)
+        return bool(answer.released)
+
+    async def explain_decode(
+        self,
+        *,
+        model: str = "",
+        signature: ExpertSignature | str | None = None,
+        prompt_tokens: int = 0,
+        max_tokens: int = 0,
+        domain: str = "",
+        exclude: Sequence[str] = (),
+        policy: str = "",
+    ) -> Decision:
+        """A dry run of `reserve_decode`: every decoder with its score, eligibility and reason. Books nothing.
+
+        `policy` asks another policy than the one in force. Where no decoder is eligible, `worker_id` is
+        empty and the candidates say why.
+        """
+        request = routing_pb2.ExplainDecodeRequest(
+            query=_query(model, signature, prompt_tokens, max_tokens, domain, exclude), policy=policy
+        )
+        answer = await self._call(RouterServiceStub, "ExplainDecode", request)
+        return decode_decision(answer.decision)
+
+    async def watch_decisions(self) -> AsyncIterator[DecisionEvent]:
+        """Decisions of one router as they are made, from now on. A slow reader loses the oldest."""
+        request = routing_pb2.WatchDecisionsRequest()
+        async for event in self._stream(RouterServiceStub, "WatchDecisions", request):
+            yield DecisionEvent(
+                event.reservation_id, decode_decision(event.decision), event.seconds, event.dropped
+            )
+
+    # Fleet.
+
+    async def workers(self) -> list[WorkerStatus]:
+        """Every worker, sorted by worker id."""
+        answer = await self._call(FleetServiceStub, "ListWorkers", fleet_pb2.ListWorkersRequest())
+        return [decode_worker_status(worker) for worker in answer.workers]
+
+    async def register(self, info: WorkerInfo) -> bool:
+        """Adds a worker or replaces its entry. True when it is new or its incarnation changed.
+
+        Raises RouterError with FAILED_PRECONDITION where it does not fit the fleet, naming both values.
+        """
+        request = fleet_pb2.RegisterWorkerRequest(info=encode_worker_info(info))
+        answer = await self._call(FleetServiceStub, "RegisterWorker", request)
+        return bool(answer.changed)
+
+    async def drain(self, worker_id: str) -> int:
+        """Gives a worker no new work from now on. Returns the bookings that it still has."""
+        request = fleet_pb2.DrainWorkerRequest(worker_id=worker_id)
+        answer = await self._call(FleetServiceStub, "DrainWorker", request)
+        return int(answer.bookings)
+
+    async def remove(self, worker_id: str) -> bool:
+        """Forgets a worker. False when it was unknown."""
+        request = fleet_pb2.RemoveWorkerRequest(worker_id=worker_id)
+        answer = await self._call(FleetServiceStub, "RemoveWorker", request)
+        return bool(answer.removed)
+
+    async def watch_fleet(self) -> AsyncIterator[FleetSnapshot]:
+        """The whole fleet at once, then again after every change."""
+        request = fleet_pb2.WatchFleetRequest()
+        async for event in self._stream(FleetServiceStub, "WatchFleet", request):
+            yield FleetSnapshot(event.generation, tuple(map(decode_worker_status, event.workers)))
+
+    # Policy and profile.
+
+    async def get_policy(self) -> PolicyStatus:
+        """The policy in force."""
+        answer = await self._call(ProfileServiceStub, "GetPolicy", routing_pb2.GetPolicyRequest())
+        return PolicyStatus(answer.policy, dict(answer.options), tuple(answer.available))
+
+    async def set_policy(self, name: str, options: Mapping[str, float] | None = None) -> PolicyStatus:
+        """Switches the policy; options left out take their defaults. `available` is empty in the answer.
+
+        Raises RouterError with INVALID_ARGUMENT on an unknown name or option.
+        """
+        request = routing_pb2.SetPolicyRequest(policy=name, options=dict(options or {}))
+        answer = await self._call(ProfileServiceStub, "SetPolicy", request)
+        return PolicyStatus(answer.policy, dict(answer.options))
+
+    async def get_profile(self) -> ProfileStatus:
+        """The fitted profile in force."""
+        answer = await self._call(ProfileServiceStub, "GetProfile", routing_pb2.GetProfileRequest())
+        if not answer.loaded:
+            return ProfileStatus(loaded=False)
+        return ProfileStatus(
+            loaded=True,
+            fingerprint=answer.fingerprint,
+            transform=answer.transform,
+            clusters=answer.clusters,
+            layer_mask=tuple(answer.layer_mask),
+            provenance=json.loads(answer.provenance_json or "{}"),
+        )
+
+    async def load_profile(self, data: bytes) -> ProfileStatus:
+        """Replaces the profile by the bytes of a profile file.
+
+        Only `fingerprint` and `clusters` are filled in. Raises RouterError with INVALID_ARGUMENT where the
+        bytes are no profile, FAILED_PRECONDITION where it is of another model than the fleet's.
+        """
+        request = routing_pb2.LoadProfileRequest(profile=data)
+        answer = await self._call(ProfileServiceStub, "LoadProfile", request)
+        return ProfileStatus(loaded=True, fingerprint=answer.fingerprint, clusters=answer.clusters)
+
+    # Transport.
+
+    def _method(self, address: str, service: Service, name: str) -> Any:
+        key = (address, service)
+        if key not in self._stubs:
+            if address not in self._channels:
+                self._channels[address] = grpc.aio.insecure_channel(address, options=channel_options())
+            self._stubs[key] = service(self._channels[address])
+        return getattr(self._stubs[key], name)
+
+    def _order(self) -> list[int]:
+        count = len(self._addresses)
+        return [(self._preferred + step) % count for step in range(count)]
+
+    async def _call(self, service: Service, name: str, request: Any) -> Any:
+        order = self._order()
+        for index in order:
+            address = self._addresses[index]
+            try:
+                answer = await self._method(address, service, name)(request, timeout=self._timeout_s)
+            except grpc.aio.AioRpcError as error:
+                if index == order[-1] or not is_unreachable(error):
+                    raise router_error(error, address) from error
+            else:
+                self._preferred = index
+                return answer
+        raise AssertionError("addresses is never empty")
+
+    async def _stream(self, service: Service, name: str, request: Any) -> AsyncIterator[Any]:
+        order = self._order()
+        for index in order:
+            address = self._addresses[index]
+            call = self._method(address, service, name)(request)
+            begun = False
+            try:
+                async for message in call:
+                    begun = True
+                    self._preferred = index
+                    yield message
+                return
+            except grpc.aio.AioRpcError as error:
+                if begun or index == order[-1] or not is_unreachable(error):
+                    raise router_error(error, address) from error
+            finally:
+                call.cancel()
+
+
+def _query(
+    model: str,
+    signature: ExpertSignature | str | None,
+    prompt_tokens: int,
+    max_tokens: int,
+    domain: str,
+    exclude: Sequence[str],
+) -> routing_pb2.DecodeQuery:
+    message: signature_pb2.ExpertSignature | None = None
+    if isinstance(signature, ExpertSignature):
+        message = encode_signature(signature)
+    elif signature is not None:
+        message = signature_message_from_text(signature)
+    return routing_pb2.DecodeQuery(
+        model=model,
+        signature=message,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        domain=domain,
+        exclude_worker_ids=exclude,
+    )
