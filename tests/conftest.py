@@ -1,0 +1,26 @@
+"""Settings of the whole suite. A selected test never passes by being skipped for want of its engine."""
+
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import settings
+
+# Two busy cores make single examples slow; pytest-timeout bounds whole tests.
+settings.register_profile("eldr", deadline=None, max_examples=60, print_blob=True)
+settings.load_profile("eldr")
+
+NEEDS_VLLM = ("engine", "cluster")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Ends the run with what to do when a selected test needs vLLM and there is none."""
+    if session.config.option.collectonly or find_spec("vllm") is not None:
+        return
+    selected = [
+        item for item in session.items if any(item.get_closest_marker(mark) for mark in NEEDS_VLLM)
+    ]
+    if selected:
+        raise pytest.UsageError(
+            f"{len(selected)} selected tests need vLLM 0.32.0, which this environment lacks. Run them with "
+            "`tox run -e engine`, or leave them out: `pytest -m 'not engine and not cluster'`"
+        )
