@@ -70,8 +70,8 @@ def install(folder: Path) -> None:
     # Updated in place after a change of requirements; from nothing after an interrupted run or for another Python.
     keep = before.startswith(f"{sys.version}\n")
     venv.EnvBuilder(clear=not keep, symlinks=True).create(folder)
-    pip(python, "install", "--quiet", "--editable", f".[{EXTRAS}]")
-    pip(python, "uninstall", "--quiet", "--yes", *UNWANTED)
+    pip(python, "install", "-qq", "--editable", f".[{EXTRAS}]")
+    pip(python, "uninstall", "-qq", "--yes", *UNWANTED)
     stamp.write_text(state)
     print(f"environment: installed in {time.monotonic() - started:.0f} s", flush=True)
 

@@ -16,7 +16,8 @@ class DecoderTotals:
     """Totals since the decoder's process started: two reports give exact means over the time between.
 
     `union_tokens` is the sum over decode steps of (decode tokens * distinct experts, mean over MoE layers),
-    so that union_tokens / decode_tokens is the mean expert union weighted by batch.
+    so that union_tokens / decode_tokens is the mean expert union weighted by batch. Raises StateError on
+    numbers that are not finite or negative.
     """
 
     decode_steps: int = 0
@@ -25,6 +26,12 @@ class DecoderTotals:
     step_time_s: float = 0.0
     late_transfer_notices: int = 0
     capture_misses: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("union_tokens", "step_time_s"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise StateError(f"{name} must be finite and not negative, got {value}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
