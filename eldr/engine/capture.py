@@ -1,0 +1,86 @@
+"""Records the experts that every token selects, with vLLM's own capture callback."""
+
+import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.fused_moe.layer import MoERunner
+from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
+    RoutedExpertsCapturer,
+    bind_routed_experts_capturer,
+)
+from vllm.platforms import current_platform
+
+NOT_CAPTURED = -1
+
+
+class CaptureError(RuntimeError):
+    """Capture cannot be exact in this configuration; the engine must not start with it."""
+
+
+def target_moe_layers(vllm_config: VllmConfig) -> dict[int, MoERunner]:
+    """MoE layers of the target model by layer index, ascending.
+
+    Draft layers sit in the same table with indices that clash with, or lie beyond, the target's (case 1.4); the
+    target's are registered first.
+    """
+    found: dict[int, MoERunner] = {}
+    last = vllm_config.model_config.get_total_num_hidden_layers()
+    for layer in vllm_config.compilation_config.static_forward_context.values():
+        if isinstance(layer, MoERunner) and layer.layer_id < last:
+            found.setdefault(layer.layer_id, layer)
+    return dict(sorted(found.items()))
+
+
+class Capturer(RoutedExpertsCapturer):  # type: ignore[misc]
+    """Upstream's row selection over a buffer of MoE layers only, int32 [max_tokens, moe_layers, top_k].
+
+    Ids are logical: upstream calls back before the mapping to replicas (case 1.5). The buffer is preallocated
+    and holds NOT_CAPTURED where nothing was written since `clear`, so that a layer that bypassed the hook shows
+    as missing and never as "expert 0" (cases 1.3, 1.6).
+    """
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        if getattr(vllm_config.model_config, "enable_return_routed_experts", False):
+            raise CaptureError(
+                "--enable-return-routed-experts takes the one capture callback that vLLM has; start without it "
+                "to use eldr"
+            )
+        runners = target_moe_layers(vllm_config)
+        if not runners:
+            raise CaptureError(f"{vllm_config.model_config.model} has no MoE layer, so there is nothing to capture")
+        self.layers = tuple(runners)
+        self.experts = vllm_config.model_config.get_num_experts()
+        self.top_k = vllm_config.model_config.get_num_experts_per_tok()
+        self.misses = 0
+        self.dp_rank = vllm_config.parallel_config.data_parallel_rank
+        self.tp_size = vllm_config.parallel_config.tensor_parallel_size
+        self._row = {layer: row for row, layer in enumerate(self.layers)}
+        self.device_buffer = torch.full(
+            (vllm_config.scheduler_config.max_num_batched_tokens, len(self.layers), self.top_k),
+            NOT_CAPTURED,
+            dtype=torch.int32,
+            device=current_platform.device_type,
+        )
+        try:
+            bind_routed_experts_capturer(torch.nn.ModuleList(runners.values()), self)
+        except ValueError as error:
+            raise CaptureError(f"eldr cannot capture experts here: {error}") from error
+
+    def capture(self, layer_id: int, topk_ids: torch.Tensor) -> None:
+        """Callback of one layer. A batch layout that upstream does not know is a miss, not a crash (case 1.10)."""
+        try:
+            super().capture(self._row[layer_id], topk_ids)
+        except AssertionError:
+            self.misses += 1
+
+    def picks(self, tokens: int) -> torch.Tensor:
+        """Ids of the step's first `tokens` rows, int32 [tokens, moe_layers, top_k]. A view."""
+        return self.device_buffer[:tokens]
+
+    def clear(self, tokens: int) -> None:
+        """Marks the rows as not captured, for the next step."""
+        self.device_buffer[:tokens] = NOT_CAPTURED
+
+    def take_misses(self) -> int:
+        """Misses since the last call."""
+        misses, self.misses = self.misses, 0
+        return misses
