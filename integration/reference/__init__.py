@@ -1,0 +1,1 @@
+"""References that share no code with eldr: what it claims is compared with them."""
