@@ -46,7 +46,9 @@ class Capturer(RoutedExpertsCapturer):  # type: ignore[misc]
             )
         runners = target_moe_layers(vllm_config)
         if not runners:
-            raise CaptureError(f"{vllm_config.model_config.model} has no MoE layer, so there is nothing to capture")
+            raise CaptureError(
+                f"{vllm_config.model_config.model} has no MoE layer, so there is nothing to capture"
+            )
         self.layers = tuple(runners)
         self.experts = vllm_config.model_config.get_num_experts()
         self.top_k = vllm_config.model_config.get_num_experts_per_tok()

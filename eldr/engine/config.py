@@ -48,7 +48,9 @@ class EngineConfig:
         if not (host and colon and port.isdigit() and int(port) < 65536):
             raise EngineConfigError(f"eldr.grpc_listen must be host:port, got {self.grpc_listen!r}")
         if not self.http_url.startswith(("http://", "https://")):
-            raise EngineConfigError(f"eldr.http_url must start with http:// or https://, got {self.http_url!r}")
+            raise EngineConfigError(
+                f"eldr.http_url must start with http:// or https://, got {self.http_url!r}"
+            )
         for name, low in (
             ("state_period_s", 0.01),
             ("state_min_gap_s", 0.0),

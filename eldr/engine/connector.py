@@ -23,9 +23,10 @@ from eldr.engine.capture import CaptureError
 from eldr.engine.config import EngineConfig, EngineConfigError
 from eldr.engine.fingerprint import model_fingerprint
 from eldr.engine.nixl import set_progress_delay
+from eldr.engine.report import StepReport
 from eldr.engine.scheduler import DecodeScheduler
 from eldr.engine.scheduler_side import SchedulerSide
-from eldr.engine.step import StepPlan, StepReport
+from eldr.engine.step import StepPlan
 from eldr.engine.worker import CaptureWorker
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
 from eldr.signature.geometry import ModelGeometry

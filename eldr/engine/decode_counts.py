@@ -52,7 +52,9 @@ class DecodeCounts:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tracked
 
-    def wanted(self, request_id: str, first: int, tokens: int, blocks: list[int], block_size: int) -> Span | None:
+    def wanted(
+        self, request_id: str, first: int, tokens: int, blocks: list[int], block_size: int
+    ) -> Span | None:
         """The part of a scheduled span whose picks are still unknown, None for nothing.
 
         `blocks` start with the block of position `first`.
@@ -89,7 +91,11 @@ class DecodeCounts:
             tracked = self._tracked.pop(request_id)
             if tracked.params is not None and tracked.tokens:
                 signature = ExpertSignature(
-                    self.geometry.fingerprint, self.geometry.top_k, tracked.tokens, tracked.tokens, tracked.counts
+                    self.geometry.fingerprint,
+                    self.geometry.top_k,
+                    tracked.tokens,
+                    tracked.tokens,
+                    tracked.counts,
                 )
                 tracked.params[RESULT_KEY] = signature_to_text(signature)
         self._ending.clear()

@@ -19,7 +19,7 @@ def set_progress_delay(delay_us: int) -> bool:
         return False
     base = getattr(api.nixlBind.nixlAgentConfig, "_eldr_base", api.nixlBind.nixlAgentConfig)
 
-    class PausingAgentConfig(base):  # type: ignore[misc]
+    class PausingAgentConfig(base):  # type: ignore[misc, valid-type]
         _eldr_base = base
 
         def __setattr__(self, name: str, value: object) -> None:

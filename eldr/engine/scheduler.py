@@ -8,14 +8,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from eldr.engine.step import StepReport
 from eldr.routing.state import DecoderState, DecoderTotals
 from eldr.signature.geometry import ModelGeometry
+
+if TYPE_CHECKING:
+    from eldr.engine.report import StepReport
 
 STEP_TIME_WEIGHT = 0.1
 """Weight of the newest step in the exponentially weighted step time."""
@@ -80,7 +82,7 @@ class DecodeScheduler:
         if self._reservations.pop(request_id, None) is not None:
             self._reservation_ids = frozenset(self._reservations.values())
 
-    def reported(self, report: StepReport) -> None:
+    def reported(self, report: "StepReport") -> None:
         """The workers' report of the step that `on_update` will close."""
         self._report = report
 
@@ -130,7 +132,9 @@ class DecodeScheduler:
             self._hit = scalars.hit_frequency = hit
             first = totals.decode_steps == 0
             scalars.step_time_last_s = seconds
-            scalars.step_time_ewma_s += (1.0 if first else STEP_TIME_WEIGHT) * (seconds - scalars.step_time_ewma_s)
+            scalars.step_time_ewma_s += (1.0 if first else STEP_TIME_WEIGHT) * (
+                seconds - scalars.step_time_ewma_s
+            )
             scalars.batch_last = report.decode_tokens
             scalars.union_last = union
             totals = replace(

@@ -13,9 +13,10 @@ from eldr.engine.config import EngineConfig
 from eldr.engine.decode_counts import WANTED_KEY, DecodeCounts
 from eldr.engine.handoff import PrefillHandoff
 from eldr.engine.kv_group import signature_group
+from eldr.engine.report import StepReport
 from eldr.engine.scheduler import DecodeScheduler
 from eldr.engine.services import DecodeServicer, PrefillServicer, WorkerServer
-from eldr.engine.step import Span, StepPlan, StepReport
+from eldr.engine.step import Span, StepPlan
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
 from eldr.signature.expert_signature import ExpertSignature
 
@@ -108,7 +109,9 @@ class SchedulerSide:
         if external_tokens:
             self._external[request.request_id] = external_tokens
             blocks = self._kv_cache_manager.get_blocks(request.request_id).blocks[self._group]
-            self._forget.extend(block.block_id for block in blocks if block.block_hash is None and not block.is_null)
+            self._forget.extend(
+                block.block_id for block in blocks if block.block_hash is None and not block.is_null
+            )
 
     def _foreign_blocks(self, request_id: str, first: int) -> list[int]:
         """Blocks of a request that (re)starts at position `first` and that were not computed here as a whole."""
@@ -151,9 +154,7 @@ class SchedulerSide:
                 plan.spans[request_id] = Span(first, tokens, self._blocks(request_id, first, tokens))
         return plan
 
-    def finished(
-        self, request: Request, held: bool, params: dict[str, Any] | None
-    ) -> dict[str, Any] | None:
+    def finished(self, request: Request, held: bool, params: dict[str, Any] | None) -> dict[str, Any] | None:
         """A request ended; returns the parameters of its answer."""
         self._requests.pop(request.request_id, None)
         self._external.pop(request.request_id, None)

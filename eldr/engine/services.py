@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as aio_health
 
 from eldr.engine.config import EngineConfig
 from eldr.engine.handoff import PrefillHandoff
@@ -44,7 +45,7 @@ class WorkerServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="eldr-grpc", daemon=True)
         self._server: grpc.aio.Server | None = None
-        self._health = health.aio.HealthServicer()
+        self._health = aio_health.HealthServicer()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, service: "PrefillServicer | DecodeServicer") -> None:
@@ -107,7 +108,9 @@ class WorkerServer:
                 except grpc.aio.AioRpcError as error:
                     if error.details() != problem:
                         problem = error.details() or error.code().name
-                        log.warning("worker_not_registered", router=router, code=error.code().name, why=problem)
+                        log.warning(
+                            "worker_not_registered", router=router, code=error.code().name, why=problem
+                        )
                 await asyncio.sleep(REGISTER_PERIOD_S)
 
 
@@ -164,7 +167,9 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
             while True:
                 transfer_id, signature = await queue.get()
                 yield prefill_pb2.WatchSignaturesResponse(
-                    transfer_id=transfer_id, signature=encode_signature(signature), dropped=self._dropped[queue]
+                    transfer_id=transfer_id,
+                    signature=encode_signature(signature),
+                    dropped=self._dropped[queue],
                 )
         finally:
             self._watchers.discard(queue)

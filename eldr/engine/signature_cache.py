@@ -12,7 +12,9 @@ class SignatureCache:
     expert at most once; larger blocks take int32.
     """
 
-    def __init__(self, blocks: int, layers: int, experts: int, block_size: int, device: torch.device | str) -> None:
+    def __init__(
+        self, blocks: int, layers: int, experts: int, block_size: int, device: torch.device | str
+    ) -> None:
         dtype = torch.uint8 if block_size <= 255 else torch.int32
         self.rows = torch.zeros((blocks, layers, experts), dtype=dtype, device=device)
         self.block_size = block_size

@@ -10,8 +10,9 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from eldr.engine.capture import Capturer
 from eldr.engine.kv_group import signature_group
+from eldr.engine.report import StepReport
 from eldr.engine.signature_cache import SignatureCache
-from eldr.engine.step import StepPlan, StepReport
+from eldr.engine.step import StepPlan
 from eldr.rpc.worker_info import WorkerRole
 
 

@@ -1,0 +1,49 @@
+"""What the workers report back about a step."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+
+
+@dataclass(slots=True)
+class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """Worker to scheduler, once per step with tokens.
+
+    layers: MoE layer indices of this report, the first axis of everything below.
+    counts: request -> int32 [layers, experts], expert counts of a completed prompt.
+    union: bool [layers, experts] packed by np.packbits along experts, experts that the decode step touched;
+        None where the step was no decode step.
+    picks: request -> int32 [tokens, layers, top_k], picks of tracked requests.
+    misses: captures of this step that had an unforeseen shape.
+    """
+
+    layers: tuple[int, ...]
+    decode_tokens: int = 0
+    counts: dict[str, npt.NDArray[np.int32]] = field(default_factory=dict)
+    union: npt.NDArray[np.uint8] | None = None
+    picks: dict[str, npt.NDArray[np.int32]] = field(default_factory=dict)
+    misses: int = 0
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
+        """Joins the reports of two pipeline ranks, which own disjoint layers (case 1.18)."""
+        assert isinstance(other, StepReport)
+        layers = self.layers + other.layers
+        order = np.argsort(layers, kind="stable")
+
+        def join(
+            axis: int, mine: npt.NDArray[np.int32], theirs: npt.NDArray[np.int32]
+        ) -> npt.NDArray[np.int32]:
+            return np.take(np.concatenate([mine, theirs], axis), order, axis)
+
+        return StepReport(
+            layers=tuple(layers[i] for i in order),
+            decode_tokens=self.decode_tokens,
+            counts={r: join(0, c, other.counts[r]) for r, c in self.counts.items() if r in other.counts},
+            union=None
+            if self.union is None or other.union is None
+            else np.concatenate([self.union, other.union])[order],
+            picks={r: join(1, p, other.picks[r]) for r, p in self.picks.items() if r in other.picks},
+            misses=self.misses + other.misses,
+        )
