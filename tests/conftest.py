@@ -16,9 +16,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Ends the run with what to do when a selected test needs vLLM and there is none."""
     if session.config.option.collectonly or find_spec("vllm") is not None:
         return
-    selected = [
-        item for item in session.items if any(item.get_closest_marker(mark) for mark in NEEDS_VLLM)
-    ]
+    selected = [item for item in session.items if any(item.get_closest_marker(mark) for mark in NEEDS_VLLM)]
     if selected:
         raise pytest.UsageError(
             f"{len(selected)} selected tests need vLLM 0.32.0, which this environment lacks. Run them with "
