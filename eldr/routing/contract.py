@@ -9,7 +9,11 @@ from eldr.signature.expert_signature import ExpertSignature
 
 
 class NoEligibleDecoderError(Exception):
-    """Every decoder was filtered out; the message says why, per decoder."""
+    """Every decoder was filtered out; the message and `candidates` say why, per decoder."""
+
+    def __init__(self, message: str, candidates: "tuple[Candidate, ...]" = ()) -> None:
+        super().__init__(message)
+        self.candidates = candidates
 
 
 class PolicyError(ValueError):
@@ -18,10 +22,15 @@ class PolicyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
-    """What a decision is about. `signature` is None where prefill could not give a usable one."""
+    """What a decision is about.
+
+    `request_id` seeds the ties of this request. `signature` is None where there is no usable one, and
+    `signature_problem` then names why: the fallback that a policy in need of a signature reports.
+    """
 
     request_id: str
     signature: ExpertSignature | None = None
+    signature_problem: str = "no-signature"
     prompt_tokens: int = 0
     max_tokens: int = 0
     domain: str = ""
@@ -40,11 +49,15 @@ class Booking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderView:
-    """One decoder as a policy sees it.
+    """One decoder as a policy sees it; never changes once it is made, so policies may cache by identity.
 
-    `bookings` are all of the router's own requests in flight there; those whose reservation id is not in
-    `state.reservation_ids` are news that the last report does not contain. `ineligible` is the reason why the
-    decoder takes no work now ("draining", "dead", "stale 3.2 s", ...), empty when it does.
+    `bookings` are all of the router's own requests in flight there. `ineligible` is the reason why the
+    decoder takes no work now ("draining", "dead", "stale 3.2 s", ...), empty when it does. Decoders of one
+    `group` have the same step times.
+
+    Derived: `unreported` are the bookings that the last report does not contain. `in_flight` is what the
+    decoder reported, requests of other routers included, plus the unreported ones, and never less than the
+    bookings.
     """
 
     worker_id: str
@@ -52,21 +65,16 @@ class DecoderView:
     bookings: Mapping[str, Booking] = field(default_factory=dict)
     max_num_seqs: int = 0
     ineligible: str = ""
+    group: str = ""
+    unreported: tuple[Booking, ...] = field(init=False)
+    in_flight: int = field(init=False)
 
-    @property
-    def unreported(self) -> list[Booking]:
-        """Bookings that the last report does not contain."""
+    def __post_init__(self) -> None:
         known = self.state.reservation_ids if self.state else frozenset()
-        return [booking for rid, booking in self.bookings.items() if rid not in known]
-
-    @property
-    def in_flight(self) -> int:
-        """Requests there: what the decoder reported plus what the router placed since, at least its bookings.
-
-        Requests of other routers are in the report, so both sources count (ask 1 and 8 of the field).
-        """
+        unreported = tuple(booking for rid, booking in self.bookings.items() if rid not in known)
         reported = self.state.running + self.state.waiting if self.state else 0
-        return max(len(self.bookings), reported + len(self.unreported))
+        object.__setattr__(self, "unreported", unreported)
+        object.__setattr__(self, "in_flight", max(len(self.bookings), reported + len(unreported)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,11 @@ class Decision:
 
 
 class Policy(Protocol):
-    """Pure and synchronous; keeps no clock. Randomness comes in by seed at construction."""
+    """Pure and synchronous; keeps no clock. Randomness comes from a seed at construction and the request id.
+
+    What a policy keeps between calls is either a plain attribute or a cache that cannot change a decision, so
+    that `copy.copy(policy).select(...)` is a dry run.
+    """
 
     name: str
     options: Mapping[str, float]

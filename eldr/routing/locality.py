@@ -1,0 +1,24 @@
+"""What the locality band needs of a fitted profile."""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from eldr.signature.expert_signature import ExpertSignature
+
+
+class Locality(Protocol):
+    """Centroids in signature space. `eldr.calibration.profile.Profile` is one."""
+
+    @property
+    def clusters(self) -> int:
+        """Number of centroids K, at least 1."""
+        ...
+
+    def similarities(self, signature: ExpertSignature) -> npt.NDArray[np.float32] | None:
+        """Cosine of the signature's vector with each centroid, float32 [K].
+
+        None where the signature has no vector under this profile (another model, zero norm).
+        """
+        ...

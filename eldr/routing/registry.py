@@ -1,0 +1,72 @@
+"""The policies by name."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from eldr.routing.contract import Policy, PolicyError
+from eldr.routing.jsq import JoinShortestQueue
+from eldr.routing.locality import Locality
+from eldr.routing.locality_band import LocalityBand
+from eldr.routing.options import Option, resolve
+from eldr.routing.p2c import PowerOfTwoChoices
+from eldr.routing.random_choice import RandomChoice
+from eldr.routing.round_robin import RoundRobin
+from eldr.routing.step_time import StepTimes
+from eldr.routing.union_cost import UnionCost
+
+DEFAULT_POLICY = UnionCost.name
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a policy may draw on beside the request and the fleet."""
+
+    seed: int = 0
+    step_times: StepTimes = field(default_factory=StepTimes)
+    locality: Locality | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyKind:
+    """How to make a policy, and the options it takes."""
+
+    make: Callable[[Sources, Mapping[str, float]], Policy]
+    options: Mapping[str, Option] = field(default_factory=dict)
+    needs_profile: bool = False
+
+
+POLICIES: Mapping[str, PolicyKind] = {
+    RandomChoice.name: PolicyKind(lambda sources, _: RandomChoice(sources.seed)),
+    RoundRobin.name: PolicyKind(lambda _, __: RoundRobin()),
+    JoinShortestQueue.name: PolicyKind(lambda sources, _: JoinShortestQueue(sources.seed)),
+    PowerOfTwoChoices.name: PolicyKind(lambda sources, _: PowerOfTwoChoices(sources.seed)),
+    LocalityBand.name: PolicyKind(
+        lambda sources, options: LocalityBand(sources.locality, options, sources.seed),
+        LocalityBand.OPTIONS,
+        needs_profile=True,
+    ),
+    UnionCost.name: PolicyKind(
+        lambda sources, options: UnionCost(sources.step_times, options, sources.seed), UnionCost.OPTIONS
+    ),
+}
+
+
+def available(sources: Sources) -> tuple[str, ...]:
+    """Names that `make_policy` takes with these sources, sorted."""
+    return tuple(
+        sorted(name for name, kind in POLICIES.items() if sources.locality or not kind.needs_profile)
+    )
+
+
+def make_policy(name: str, options: Mapping[str, float], sources: Sources) -> Policy:
+    """A policy with the options given, the others at their defaults.
+
+    Raises PolicyError on an unknown name or option, an option out of range, or a missing profile.
+    """
+    if name not in POLICIES:
+        near = difflib.get_close_matches(name, POLICIES, 1)
+        hint = f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(POLICIES))}"
+        raise PolicyError(f"unknown policy {name!r}{hint}")
+    kind = POLICIES[name]
+    return kind.make(sources, resolve(name, kind.options, options))
