@@ -1,12 +1,14 @@
 """Finds the verb and its settings: flags over ELDR_<VERB>_<FLAG> variables over a YAML file."""
 
-import difflib
 import importlib
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
-import yaml
+
+from eldr.cli import config
 
 VERBS = {
     "calibrate": "Record prefill and decode expert counts of a prompts file from live workers.",
@@ -21,6 +23,10 @@ VERBS = {
 }
 
 
+class MissingPackageError(click.ClickException):
+    """A verb needs a package that is not installed here."""
+
+
 class Verbs(click.Group):
     """Loads a verb's module only when it is asked for, so that no verb needs another's dependencies."""
 
@@ -31,18 +37,17 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The verb, or a usage error that suggests the nearest one."""
         if cmd_name not in VERBS:
-            near = difflib.get_close_matches(cmd_name, VERBS, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise click.UsageError(f"no verb {cmd_name!r}.{hint}", ctx)
+            raise click.UsageError(config.suggestion("verb", cmd_name, VERBS), ctx)
         try:
             module = importlib.import_module(f"eldr.cli.{cmd_name}")
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("eldr"):
                 raise
-            raise click.ClickException(
+            raise MissingPackageError(
                 f"`eldr {cmd_name}` needs the package {error.name!r}; install eldr[gateway] or eldr[engine]"
             ) from error
         command: click.Command = module.command
+        config.bind_variables(command, f"ELDR_{cmd_name}")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -51,54 +56,42 @@ class Verbs(click.Group):
             formatter.write_dl(sorted(VERBS.items()))
 
 
-def _read_config(ctx: click.Context, _param: click.Parameter, path: str | None) -> None:
-    if path is None:
-        return
-    try:
-        with open(path, encoding="utf-8") as file:
-            config = yaml.safe_load(file) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise click.BadParameter(str(error)) from error
-    if not isinstance(config, dict):
-        raise click.BadParameter("must be a mapping of verbs to their settings")
-    group = ctx.command
-    assert isinstance(group, click.Group)
-    for verb, settings in config.items():
-        if verb not in VERBS:
-            raise click.BadParameter(_unknown("verb", str(verb), list(VERBS)))
-        if not isinstance(settings, dict):
-            raise click.BadParameter(f"{verb}: must be a mapping of settings")
-        command = group.get_command(ctx, verb)
-        assert command is not None
-        known = [str(option.name) for option in command.params]
-        for key in settings:
-            if key not in known:
-                raise click.BadParameter(f"{verb}: {_unknown('setting', str(key), known)}")
-    ctx.default_map = config
-
-
-def _unknown(kind: str, word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, 1)
-    return f"unknown {kind} {word!r}" + (
-        f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
-    )
-
-
-@click.group(
-    cls=Verbs, context_settings={"auto_envvar_prefix": "ELDR", "help_option_names": ["-h", "--help"]}
-)
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--config",
-    type=click.Path(exists=True, dir_okay=False),
-    callback=_read_config,
-    is_eager=True,
-    expose_value=False,
+    "config_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     envvar="ELDR_CONFIG",
     help="YAML file: verb -> setting -> value. Flags and ELDR_<VERB>_<FLAG> variables win over it.",
 )
 @click.version_option(package_name="eldr")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context, config_path: Path | None) -> None:
     """Expert-aware decode routing for mixture-of-experts serving."""
+    verb, group = str(ctx.invoked_subcommand), ctx.command
+    assert isinstance(group, Verbs)
+    command = group.get_command(ctx, verb)
+    assert command is not None
+    config.check_variables(os.environ, VERBS, verb, command)
+    if config_path is not None:
+        ctx.default_map = _file_defaults(ctx, group, verb, config_path)
+
+
+def _file_defaults(ctx: click.Context, group: Verbs, invoked: str, path: Path) -> dict[str, Any]:
+    found = {}
+    for verb, settings in config.read_file(path).items():
+        try:
+            command = group.get_command(ctx, verb)
+        except MissingPackageError:
+            # One file serves machines that have different extras.
+            if verb == invoked:
+                raise
+            continue
+        except click.UsageError as error:
+            raise click.UsageError(f"{path}: {error.message}", ctx) from error
+        assert command is not None
+        found[verb] = config.defaults(command, settings, f"{path}: {verb}")
+    return found
 
 
 def effective(ctx: click.Context) -> dict[str, Any]:
