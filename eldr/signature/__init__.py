@@ -2,5 +2,17 @@
 
 from eldr.signature.expert_signature import ExpertSignature, SignatureError
 from eldr.signature.geometry import GeometryError, ModelGeometry
+from eldr.signature.transform import TRANSFORMS, Transform, TransformError, UnitRows, transform_named, unit_rows
 
-__all__ = ["ExpertSignature", "GeometryError", "ModelGeometry", "SignatureError"]
+__all__ = [
+    "TRANSFORMS",
+    "ExpertSignature",
+    "GeometryError",
+    "ModelGeometry",
+    "SignatureError",
+    "Transform",
+    "TransformError",
+    "UnitRows",
+    "transform_named",
+    "unit_rows",
+]
