@@ -25,6 +25,8 @@ import numpy.typing as npt
 from eldr.calibration.atomic_file import write_atomically
 from eldr.calibration.counts import Counts, CountsError, tally
 
+__all__ = ["COUNTS_VERSION", "MAX_COUNTS_BYTES", "Counts", "CountsError", "load_counts", "save_counts"]
+
 COUNTS_VERSION = 1
 
 MAX_COUNTS_BYTES = 8 << 30

@@ -2,7 +2,14 @@
 
 from eldr.signature.expert_signature import ExpertSignature, SignatureError
 from eldr.signature.geometry import GeometryError, ModelGeometry
-from eldr.signature.transform import TRANSFORMS, Transform, TransformError, UnitRows, transform_named, unit_rows
+from eldr.signature.transform import (
+    TRANSFORMS,
+    Transform,
+    TransformError,
+    UnitRows,
+    transform_named,
+    unit_rows,
+)
 
 __all__ = [
     "TRANSFORMS",
