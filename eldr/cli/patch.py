@@ -41,7 +41,8 @@ def command(ctx: click.Context, action: str, tree: Path | None, as_json: bool) -
     line. When anything fails, the tree stays as it was. Restart running engines afterwards.
     """
     if not as_json:
-        click.echo(f"settings: {effective(ctx)}", err=True)
+        settings = ", ".join(f"{name}={value}" for name, value in effective(ctx).items())
+        click.echo(f"settings: {settings}", err=True)
     try:
         series = patching.bundled_series()
         found = patching.find_installed() if tree is None else patching.open_tree(tree)
