@@ -38,7 +38,8 @@ def wanted_digest() -> str:
         "root": str(ROOT),
         "extras": EXTRAS,
         "unwanted": UNWANTED,
-        **{key: project.get(key) for key in ("version", "dependencies", "optional-dependencies", "scripts")},
+        "optional": {key: value for key, value in project["optional-dependencies"].items() if key != "lint"},
+        **{key: project[key] for key in ("version", "dependencies", "scripts")},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
