@@ -103,8 +103,7 @@ def own(python: Path) -> Path:
                 f"environment: ELDR_PYTHON={python} has no {module}. Install vLLM 0.32.0 there, then run: "
                 f"{python} -m pip install -e '.[engine,test]' && {python} -m eldr.cli.main patch apply"
             )
-    if subprocess.run([python, "-m", "eldr.cli.main", "patch", "status"], cwd=ROOT, check=False).returncode:
-        sys.exit(f"environment: run `{python} -m eldr.cli.main patch apply` first")
+    patch(python, "status", f"run `{python} -m eldr.cli.main patch apply` first")
     return python
 
 
