@@ -84,11 +84,16 @@ def prepare(folder: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         install(folder)
         python = folder / "bin/python"
-        if subprocess.run(
-            [python, "-m", "eldr.cli.main", "patch", "apply"], cwd=ROOT, check=False
-        ).returncode:
-            sys.exit("environment: the patches do not apply, see above")
+        patch(python, "apply", "the patches do not apply")
     return python
+
+
+def patch(python: Path, action: str, failure: str) -> None:
+    """Runs `eldr patch`; silent unless it fails, which ends the program."""
+    command = [python, "-m", "eldr.cli.main", "patch", action]
+    done = subprocess.run(command, cwd=ROOT, check=False, text=True, capture_output=True)
+    if done.returncode:
+        sys.exit(f"{done.stdout}{done.stderr}environment: {failure}")
 
 
 def own(python: Path) -> Path:
