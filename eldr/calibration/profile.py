@@ -13,7 +13,8 @@ import numpy.typing as npt
 from eldr.calibration.artifact import MAX_ARTIFACT_BYTES, Artifact, ArtifactError, pack, unpack
 from eldr.calibration.atomic_file import write_atomically
 from eldr.calibration.fit_record import ClusterRecord, Provenance, TransformQuality
-from eldr.signature.expert_signature import ExpertSignature
+from eldr.signature.expert_signature import ExpertSignature, SignatureError
+from eldr.signature.geometry import ModelGeometry
 from eldr.signature.transform import Transform, TransformError, transform_named
 
 Float32Array = npt.NDArray[np.float32]
@@ -26,14 +27,14 @@ class ProfileError(ValueError):
     """A profile that cannot be read or whose fields contradict each other."""
 
 
-class ProfileMismatchError(ProfileError):
-    """A signature of another model than the profile's; `field` differs, `profile` and `signature` are the values."""
+class ProfileMismatchError(ProfileError, SignatureError):
+    """A signature or a fleet of another model than the profile's: `field` differs, with both values."""
 
-    def __init__(self, field: str, profile: object, signature: object) -> None:
-        super().__init__(f"{field} differs: the profile has {profile}, the signature has {signature}")
+    def __init__(self, field: str, profile: object, other: object, other_name: str = "the signature") -> None:
+        super().__init__(f"{field} differs: the profile has {profile!r}, {other_name} has {other!r}")
         self.field = field
         self.profile = profile
-        self.signature = signature
+        self.other = other
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +86,13 @@ class Profile:
     def shape(self) -> tuple[int, int]:
         """[layers, experts] of the signatures that the profile takes."""
         return len(self.moe_layers), self.experts
+
+    def require_geometry(self, geometry: ModelGeometry) -> None:
+        """Raises ProfileMismatchError naming the first field in which the fleet's model differs."""
+        for name in ("fingerprint", "moe_layers", "experts", "top_k"):
+            mine, theirs = getattr(self, name), getattr(geometry, name)
+            if mine != theirs:
+                raise ProfileMismatchError(name, mine, theirs, "the fleet")
 
     def vector(self, signature: ExpertSignature) -> Float32Array | None:
         """Unit vector [dimensions], or None where the weighted counts have no usable norm (case 3.20).
