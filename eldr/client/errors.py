@@ -5,11 +5,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-ERROR_METADATA_KEY = "eldr-error"
-"""Trailing metadata by which the router marks an error as its own answer, e.g. `no-worker`."""
-
-NO_WORKER = "no-worker"
-"""Value of ERROR_METADATA_KEY where no worker can take the request."""
+from eldr.rpc.settings import ERROR_METADATA_KEY, NO_WORKER
 
 
 class CallError(Exception):

@@ -15,7 +15,7 @@ Every call has a deadline, and raises RouterError (see `eldr.client.errors`) whe
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -175,7 +175,7 @@ class RouterClient:
         answer = await self._call(RouterServiceStub, "ExplainDecode", request)
         return decode_decision(answer.decision)
 
-    async def watch_decisions(self) -> AsyncIterator[DecisionEvent]:
+    async def watch_decisions(self) -> AsyncGenerator[DecisionEvent, None]:
         """Decisions of one router as they are made, from now on. A slow reader loses the oldest."""
         request = routing_pb2.WatchDecisionsRequest()
         async for event in self._stream(RouterServiceStub, "WatchDecisions", request):
@@ -211,7 +211,7 @@ class RouterClient:
         answer = await self._call(FleetServiceStub, "RemoveWorker", request)
         return bool(answer.removed)
 
-    async def watch_fleet(self) -> AsyncIterator[FleetSnapshot]:
+    async def watch_fleet(self) -> AsyncGenerator[FleetSnapshot, None]:
         """The whole fleet at once, then again after every change."""
         request = fleet_pb2.WatchFleetRequest()
         async for event in self._stream(FleetServiceStub, "WatchFleet", request):
@@ -285,7 +285,7 @@ class RouterClient:
                 return answer
         raise AssertionError("addresses is never empty")
 
-    async def _stream(self, service: Service, name: str, request: Any) -> AsyncIterator[Any]:
+    async def _stream(self, service: Service, name: str, request: Any) -> AsyncGenerator[Any, None]:
         order = self._order()
         for index in order:
             address = self._addresses[index]

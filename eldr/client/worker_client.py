@@ -1,6 +1,6 @@
 """Typed asynchronous client of the gRPC service inside one worker's engine."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -88,7 +88,7 @@ class WorkerClient:
         answer = await self._call(PrefillServiceStub, "GetSignature", request)
         return decode_signature(answer.signature)
 
-    async def watch_signatures(self) -> AsyncIterator[SignatureEvent]:
+    async def watch_signatures(self) -> AsyncGenerator[SignatureEvent, None]:
         """Signatures of prompts as they complete. A slow reader loses the oldest."""
         request = prefill_pb2.WatchSignaturesRequest()
         async for event in self._stream(PrefillServiceStub, "WatchSignatures", request):
@@ -101,7 +101,7 @@ class WorkerClient:
         answer = await self._call(DecodeServiceStub, "GetState", decode_pb2.GetStateRequest())
         return decode_state(answer.state)
 
-    async def watch_state(self, period_s: float = 0.0) -> AsyncIterator[DecoderState]:
+    async def watch_state(self, period_s: float = 0.0) -> AsyncGenerator[DecoderState, None]:
         """A report at once, then at each change and at least every `period_s` (0: the worker's setting)."""
         request = decode_pb2.WatchStateRequest(period_s=period_s)
         async for answer in self._stream(DecodeServiceStub, "WatchState", request):
@@ -128,7 +128,7 @@ class WorkerClient:
         except grpc.aio.AioRpcError as error:
             raise worker_error(error, self.address) from error
 
-    async def _stream(self, service: Service, name: str, request: Any) -> AsyncIterator[Any]:
+    async def _stream(self, service: Service, name: str, request: Any) -> AsyncGenerator[Any, None]:
         call = self._method(service, name)(request)
         try:
             async for message in call:

@@ -29,9 +29,10 @@ class _Row:
 class SurvivalTable:
     """A cache: rows are brought up to date from the views, one multiplication per new booking.
 
-    Rows are the decoders of the fleet in the order given, flattened [layers * experts]. A decoder without hit
-    frequencies is described by its bookings alone; one that has never reported also takes the mean of those
-    that have. Frequencies of another shape make a row of NaN, which no policy picks.
+    Rows are the decoders of the fleet in the order given, flattened [layers * experts]. A decoder that runs
+    nothing, or has not counted yet, is described by all its bookings and no frequencies; one that has never
+    reported also takes the mean of those that have. Frequencies of another shape make a row of NaN, which no
+    policy picks.
     """
 
     def __init__(self) -> None:
@@ -75,9 +76,7 @@ class SurvivalTable:
 
     def _refresh(self, index: int, row: _Row | None, view: DecoderView) -> None:
         state = view.state
-        hit = state.hit_frequency if state else None
-        # Before the first frequencies even reported requests are known by their bookings only.
-        bookings = view.unreported if hit is not None else tuple(view.bookings.values())
+        bookings = view.unreported if _has_frequencies(state) else tuple(view.bookings.values())
         survival = self._survival[index]
         applied = row.applied if row is not None and row.view.state is state else None
         if applied is None or bookings[: len(applied)] != applied:
@@ -90,7 +89,7 @@ class SurvivalTable:
         self._rows[index] = _Row(view, bookings)
 
     def _base(self, state: DecoderState | None) -> Floats32 | float:
-        if state is None or state.hit_frequency is None:
+        if state is None or state.hit_frequency is None or not _has_frequencies(state):
             return 1.0
         if state.hit_frequency.shape != self._shape:
             return float("nan")
@@ -100,3 +99,8 @@ class SurvivalTable:
         if self._last is None or self._last[0] is not signature:
             self._last = (signature, signature.shares().ravel())
         return self._last[1]
+
+
+def _has_frequencies(state: DecoderState | None) -> bool:
+    # What an idle decoder still reports is of requests that are gone.
+    return state is not None and state.hit_frequency is not None and state.running > 0

@@ -307,12 +307,16 @@ def decode_decision(message: routing_pb2.Decision) -> Decision:
 
 
 def decode_query(
-    reservation_id: str, query: routing_pb2.DecodeQuery, signature: ExpertSignature | None
+    reservation_id: str,
+    query: routing_pb2.DecodeQuery,
+    signature: ExpertSignature | None,
+    signature_problem: str = "no-signature",
 ) -> DecodeRequest:
     """Message to domain; the caller decodes the signature, since a bad one is a fallback, not an error."""
     return DecodeRequest(
         request_id=reservation_id,
         signature=signature,
+        signature_problem=signature_problem,
         prompt_tokens=query.prompt_tokens,
         max_tokens=query.max_tokens,
         domain=query.domain,

@@ -12,6 +12,12 @@ UNARY_TIMEOUT_S = 5.0
 MAX_RECONNECT_BACKOFF_S = 1.5
 """Longest pause before a channel tries a restarted worker again."""
 
+ERROR_METADATA_KEY = "eldr-error"
+"""Trailing metadata by which the router marks an UNAVAILABLE as its own answer, not the transport's."""
+
+NO_WORKER = "no-worker"
+"""Value of ERROR_METADATA_KEY where no worker can take the request."""
+
 Options = list[tuple[str, int]]
 
 

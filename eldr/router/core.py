@@ -1,0 +1,359 @@
+"""What the router does, without its wire: decisions, bookings, membership, policy and profile.
+
+Synchronous and on one thread, so that choosing and booking are one step. The clock is passed in.
+"""
+
+import copy
+import dataclasses
+import time
+import uuid
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from eldr.calibration.profile import Profile
+from eldr.router.broadcast import Broadcast
+from eldr.router.counters import Counters
+from eldr.router.errors import NoWorkerError, ProfileMismatchError, UnknownModelError
+from eldr.router.fleet import Fleet, Member, Report
+from eldr.router.ledger import Ledger
+from eldr.router.messages import Answer, Booked, DecisionMade
+from eldr.router.prefill import choose_prefill
+from eldr.router.settings import RouterSettings
+from eldr.routing.contract import Booking, Decision, DecodeRequest, DecoderView, NoEligibleDecoderError
+from eldr.routing.registry import Sources, available, make_policy
+from eldr.routing.state import DecoderState
+from eldr.routing.step_time import StepTimes, observe
+from eldr.rpc.outcome import Outcome
+from eldr.rpc.worker_info import WorkerInfo, WorkerRole
+from eldr.rpc.worker_status import WorkerStatus
+from eldr.signature.geometry import GeometryError, ModelGeometry
+
+log = structlog.get_logger()
+
+Clock = Callable[[], float]
+
+
+class RouterCore:
+    """The central state of one router.
+
+    Invariant: a worker that is replaced, restarted or removed takes its bookings with it, so that its
+    successor inherits none.
+    """
+
+    def __init__(
+        self, settings: RouterSettings, profile: Profile | None = None, clock: Clock = time.monotonic
+    ) -> None:
+        self.settings = settings
+        self.counters = Counters()
+        self.decisions: Broadcast[DecisionMade] = Broadcast()
+        self.changes: Broadcast[int] = Broadcast(backlog=1)
+        """Generations of the fleet; the newest is enough for a slow reader."""
+        self.step_times = StepTimes()
+        self.fleet = Fleet(settings.health, on_end=self._forget)
+        self._clock = clock
+        self._ledgers: Mapping[WorkerRole, Ledger[Answer]] = {
+            WorkerRole.PREFILL: Ledger(settings.prefill_ttl_s),
+            WorkerRole.DECODE: Ledger(settings.reservation_ttl_s),
+        }
+        self._views: dict[str, DecoderView] = {}
+        self._profile: Profile | None = None
+        if profile is not None:
+            self._take_profile(profile)
+        self._policy = make_policy(settings.policy, settings.policy_options, self._sources())
+
+    # Decisions.
+
+    def select_prefill(
+        self, prefix: bytes, model: str = "", reservation_id: str = "", exclude: frozenset[str] = frozenset()
+    ) -> Booked:
+        """Picks and books a prefill worker. Raises NoWorkerError, UnknownModelError, AlreadyReleasedError."""
+        now_s = self._clock()
+        reservation_id = reservation_id or uuid.uuid4().hex
+        ledger = self._ledgers[WorkerRole.PREFILL]
+        booked = self._replay(ledger, reservation_id, now_s)
+        if booked is not None:
+            return booked
+        self._require_model(model)
+        members: dict[str, Member] = {}
+        reasons = []
+        for member in self.fleet.members(WorkerRole.PREFILL):
+            worker_id = member.info.worker_id
+            reason = self.fleet.ineligible(member, now_s)
+            if reason or worker_id in exclude:
+                reasons.append(f"{worker_id}: {reason or 'excluded by the caller'}")
+            else:
+                members[worker_id] = member
+        if not members:
+            self.counters.add("eldr_no_worker_total", role="prefill")
+            raise NoWorkerError(
+                f"no prefill worker is eligible: {'; '.join(reasons)}"
+                if reasons
+                else "no prefill worker is registered"
+            )
+        loads = {worker_id: len(ledger.bookings(worker_id)) for worker_id in members}
+        info = members[choose_prefill(prefix or reservation_id.encode(), loads)].info
+        ledger.reserve(info.worker_id, Booking(reservation_id, None), Answer(info), now_s)
+        self.counters.add("eldr_reservations_total", role="prefill")
+        return Booked(reservation_id, info, ledger.ttl_s)
+
+    def reserve_decode(
+        self, request: DecodeRequest, model: str = "", prefill_reservation_id: str = ""
+    ) -> Booked:
+        """Picks and books a decode worker, and ends the prefill booking that led to it.
+
+        The reservation's id is `request.request_id`, made up where that is empty.
+        Raises NoWorkerError, UnknownModelError, AlreadyReleasedError.
+        """
+        now_s = self._clock()
+        begun_s = time.perf_counter()
+        request = _with_id(request)
+        ledger = self._ledgers[WorkerRole.DECODE]
+        booked = self._replay(ledger, request.request_id, now_s)
+        if booked is not None:
+            return booked
+        self._require_model(model)
+        try:
+            decision = self._policy.select(request, self.views())
+        except NoEligibleDecoderError as error:
+            self.counters.add("eldr_no_worker_total", role="decode")
+            raise NoWorkerError(str(error)) from error
+        info = self.fleet.member(decision.worker_id).info
+        booking = Booking(request.request_id, request.signature, request.prompt_tokens, request.max_tokens)
+        ledger.reserve(info.worker_id, booking, Answer(info, decision), now_s)
+        self._views.pop(info.worker_id, None)
+        if prefill_reservation_id:
+            self.release(WorkerRole.PREFILL, prefill_reservation_id, Outcome.COMPLETED)
+        self._count_decision(request, decision)
+        made = DecisionMade(request.request_id, info, decision, time.perf_counter() - begun_s)
+        self.decisions.publish(made)
+        return Booked(request.request_id, info, ledger.ttl_s, decision)
+
+    def explain_decode(
+        self, request: DecodeRequest, model: str = "", policy: str = ""
+    ) -> tuple[Decision, WorkerInfo | None]:
+        """What `reserve_decode` would decide now, under the policy in force or another one.
+
+        Changes nothing. Without an eligible decoder the decision has no worker, and its candidates say why.
+        Raises UnknownModelError, PolicyError.
+        """
+        self._require_model(model)
+        other = policy and policy != self._policy.name
+        asked = make_policy(policy, {}, self._sources()) if other else copy.copy(self._policy)
+        try:
+            decision = asked.select(_with_id(request), self.views())
+        except NoEligibleDecoderError as error:
+            return Decision("", asked.name, str(error), error.candidates), None
+        return decision, self.fleet.member(decision.worker_id).info
+
+    def release(
+        self, role: WorkerRole, reservation_id: str, outcome: Outcome, output_tokens: int = 0
+    ) -> bool:
+        """Ends a booking. Idempotent: False where there was none."""
+        entry = self._ledgers[role].release(reservation_id, self._clock())
+        if entry is None:
+            self.counters.add("eldr_releases_unknown_total", role=role.value)
+            return False
+        if role is WorkerRole.DECODE:
+            self._views.pop(entry.worker_id, None)
+        self.counters.add("eldr_releases_total", role=role.value, outcome=outcome.value)
+        self.counters.add("eldr_output_tokens_total", output_tokens)
+        return True
+
+    def views(self) -> tuple[DecoderView, ...]:
+        """The decoders as policies see them; views are kept until something in them changes."""
+        now_s = self._clock()
+        out = []
+        for member in self.fleet.members(WorkerRole.DECODE):
+            worker_id = member.info.worker_id
+            ineligible = self.fleet.ineligible(member, now_s)
+            view = self._views.get(worker_id)
+            if view is None or view.ineligible != ineligible:
+                view = self._views[worker_id] = DecoderView(
+                    worker_id=worker_id,
+                    state=member.state,
+                    bookings=dict(self._ledgers[WorkerRole.DECODE].bookings(worker_id)),
+                    max_num_seqs=member.info.max_num_seqs,
+                    ineligible=ineligible,
+                    group=member.info.engine_version,
+                )
+            out.append(view)
+        return tuple(out)
+
+    # Fleet.
+
+    def register(self, info: WorkerInfo) -> bool:
+        """Adds or replaces a worker; True where something changed.
+
+        Raises FleetMismatchError, ProfileMismatchError.
+        """
+        if self._profile is not None:
+            _require_profile(self._profile, info.geometry, f"worker {info.worker_id}")
+        changed = self.fleet.register(info, self._clock())
+        if changed:
+            self._views.pop(info.worker_id, None)
+            self.counters.add("eldr_registrations_total", role=info.role.value)
+            log.info(
+                "worker_registered",
+                worker_id=info.worker_id,
+                role=info.role.value,
+                incarnation=info.incarnation,
+                http_url=info.http_url,
+            )
+            self.changes.publish(self.fleet.generation)
+        return changed
+
+    def report(self, state: DecoderState) -> Report:
+        """Takes a decoder's report in: its state, the bookings that it carries, and its step times."""
+        now_s = self._clock()
+        member = self.fleet.find(state.worker_id)
+        previous = member.state if member else None
+        hit = state.hit_frequency
+        if member is not None and hit is not None and hit.shape != member.info.geometry.shape:
+            self.counters.add("eldr_frequency_mismatches_total", worker_id=state.worker_id)
+            state = dataclasses.replace(state, hit_frequency=None)
+        result = self.fleet.report(state, now_s)
+        self.counters.add("eldr_reports_total", result=result.value)
+        if result is not Report.ACCEPTED or member is None:
+            return result
+        self._views.pop(state.worker_id, None)
+        self._ledgers[WorkerRole.DECODE].carry(state.worker_id, state.reservation_ids, now_s)
+        seen = observe(previous, state, member.info.geometry.experts)
+        if seen is not None:
+            self.step_times.model(member.info.engine_version).observe(seen)
+        return result
+
+    def drain(self, worker_id: str) -> int:
+        """No new work for a worker; returns its bookings. Raises UnknownWorkerError."""
+        self.fleet.drain(worker_id)
+        self.tick()
+        log.info("worker_draining", worker_id=worker_id)
+        return self._bookings(self.fleet.member(worker_id))
+
+    def remove(self, worker_id: str) -> bool:
+        """Forgets a worker and its bookings. False where it was unknown."""
+        removed = self.fleet.remove(worker_id)
+        if removed:
+            log.info("worker_removed", worker_id=worker_id)
+            self.changes.publish(self.fleet.generation)
+        return removed
+
+    def workers(self) -> list[WorkerStatus]:
+        """Every worker, sorted by worker id."""
+        now_s = self._clock()
+        return [
+            WorkerStatus(
+                info=member.info,
+                health=self.fleet.health(member, now_s),
+                bookings=self._bookings(member),
+                state_age_s=-1.0 if member.seen_s is None else now_s - member.seen_s,
+                state=member.state,
+                reason=self.fleet.ineligible(member, now_s),
+            )
+            for member in self.fleet.members()
+        ]
+
+    def tick(self) -> bool:
+        """To be called a few times a second: expires bookings, notes health. True where health changed."""
+        now_s = self._clock()
+        for role, ledger in self._ledgers.items():
+            for entry in ledger.expire(now_s):
+                self._views.pop(entry.worker_id, None)
+                self.counters.add("eldr_reservations_expired_total", role=role.value)
+                log.warning(
+                    "reservation_expired",
+                    reservation_id=entry.booking.reservation_id,
+                    worker_id=entry.worker_id,
+                )
+        changed = self.fleet.tick(now_s)
+        if changed:
+            self.changes.publish(self.fleet.generation)
+        return changed
+
+    def close(self) -> None:
+        """Ends every stream of events."""
+        self.decisions.close()
+        self.changes.close()
+
+    # Policy and profile.
+
+    @property
+    def policy(self) -> tuple[str, Mapping[str, float]]:
+        """Name and options of the policy in force."""
+        return self._policy.name, self._policy.options
+
+    @property
+    def available_policies(self) -> tuple[str, ...]:
+        """Names that `set_policy` takes now."""
+        return available(self._sources())
+
+    def set_policy(self, name: str, options: Mapping[str, float]) -> None:
+        """Switches the policy for the next decision on. Raises PolicyError."""
+        self._policy = make_policy(name, options, self._sources())
+        log.info("policy_set", policy=name, options=dict(self._policy.options))
+
+    @property
+    def profile(self) -> Profile | None:
+        """The profile in force."""
+        return self._profile
+
+    def load_profile(self, profile: Profile) -> None:
+        """Replaces the profile, also for the policy in force. Raises ProfileMismatchError."""
+        self._take_profile(profile)
+        self._policy = make_policy(self._policy.name, self._policy.options, self._sources())
+        log.info("profile_loaded", fingerprint=profile.fingerprint, clusters=profile.clusters)
+
+    # Inside.
+
+    def _take_profile(self, profile: Profile) -> None:
+        if not profile.fingerprint:
+            raise ProfileMismatchError("the profile has no fingerprint, so no live signature fits it")
+        if self.fleet.geometry is not None:
+            _require_profile(profile, self.fleet.geometry, "the fleet")
+        self._profile = profile
+
+    def _sources(self) -> Sources:
+        return Sources(self.settings.seed, self.step_times, self._profile)
+
+    def _require_model(self, model: str) -> None:
+        served = {member.info.served_model for member in self.fleet.members()}
+        if model and served and model not in served:
+            raise UnknownModelError(f"model {model!r} is not served; served: {', '.join(sorted(served))}")
+
+    def _replay(self, ledger: Ledger[Answer], reservation_id: str, now_s: float) -> Booked | None:
+        entry = ledger.find(reservation_id, now_s)
+        if entry is None:
+            return None
+        self.counters.add("eldr_replays_total")
+        answer = entry.answer
+        return Booked(reservation_id, answer.worker, max(0.0, entry.expires_at_s - now_s), answer.decision)
+
+    def _count_decision(self, request: DecodeRequest, decision: Decision) -> None:
+        self.counters.add("eldr_reservations_total", role="decode")
+        self.counters.add("eldr_decisions_total", policy=decision.policy)
+        result = "ok" if request.signature is not None else request.signature_problem
+        self.counters.add("eldr_signatures_total", result=result)
+        if decision.fallback:
+            self.counters.add("eldr_fallbacks_total", policy=decision.policy, fallback=decision.fallback)
+
+    def _bookings(self, member: Member) -> int:
+        return len(self._ledgers[member.info.role].bookings(member.info.worker_id))
+
+    def _forget(self, worker_id: str) -> None:
+        self._views.pop(worker_id, None)
+        for ledger in self._ledgers.values():
+            dropped = ledger.drop_worker(worker_id)
+            if dropped:
+                self.counters.add("eldr_reservations_dropped_total", dropped)
+
+
+def _require_profile(profile: Profile, geometry: ModelGeometry, name: str) -> None:
+    mine = ModelGeometry(profile.moe_layers, profile.experts, profile.top_k, profile.fingerprint)
+    try:
+        mine.require_same(geometry, "the profile", name)
+    except GeometryError as error:
+        raise ProfileMismatchError(str(error)) from error
+
+
+def _with_id(request: DecodeRequest) -> DecodeRequest:
+    return request if request.request_id else dataclasses.replace(request, request_id=uuid.uuid4().hex)

@@ -1,0 +1,131 @@
+"""Connections that the router keeps to its workers: one task per worker, and one per address still to be found.
+
+A decode worker's state comes over one long stream, read again from its beginning after every break; a prefill
+worker is asked for its info in turn. Nothing here compares two machines' clocks.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import structlog
+
+from eldr.client.errors import WorkerError
+from eldr.client.worker_client import WorkerClient
+from eldr.router.core import RouterCore
+from eldr.router.errors import ProfileMismatchError
+from eldr.router.fleet import FleetMismatchError, Report
+from eldr.routing.state import DecoderState
+from eldr.rpc.codec import CodecError
+from eldr.rpc.worker_info import WorkerInfo, WorkerRole
+
+log = structlog.get_logger()
+
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 0.5
+"""Short, since the channel beneath paces its own dialling (`MAX_RECONNECT_BACKOFF_S`)."""
+
+LINK_ERRORS = (WorkerError, CodecError, FleetMismatchError, ProfileMismatchError, TimeoutError)
+FOREIGN = (Report.OTHER_INCARNATION, Report.UNKNOWN_WORKER)
+
+
+class Backoff:
+    """Pauses that double from FIRST_BACKOFF_S to LAST_BACKOFF_S, each shortened at random by up to a half."""
+
+    def __init__(self) -> None:
+        self._pause_s = FIRST_BACKOFF_S
+
+    def reset(self) -> None:
+        """The next pause is the first again."""
+        self._pause_s = FIRST_BACKOFF_S
+
+    async def wait(self) -> None:
+        """Waits for the next pause."""
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LAST_BACKOFF_S)
+        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+
+
+class Links:
+    """Keeps one task per member of the fleet. `sync` after every change of membership."""
+
+    def __init__(self, core: RouterCore) -> None:
+        self._core = core
+        self._tasks: dict[WorkerInfo, asyncio.Task[None]] = {}
+        self._searches: list[asyncio.Task[None]] = []
+
+    def search(self, address: str) -> None:
+        """Registers whatever worker answers at an address, as soon as it does."""
+        self._searches.append(asyncio.create_task(self._search(address), name=f"search {address}"))
+
+    def sync(self) -> None:
+        """Starts and ends tasks so that there is one for every member."""
+        wanted = {member.info for member in self._core.fleet.members()}
+        for info in self._tasks.keys() - wanted:
+            self._tasks.pop(info).cancel()
+        for info in wanted - self._tasks.keys():
+            work = self._follow(info) if info.role is WorkerRole.DECODE else self._probe(info)
+            self._tasks[info] = asyncio.create_task(work, name=f"link {info.worker_id}")
+
+    async def close(self) -> None:
+        """Ends every task."""
+        tasks = [*self._tasks.values(), *self._searches]
+        self._tasks.clear()
+        self._searches.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _search(self, address: str) -> None:
+        problem = ""
+        async with WorkerClient(address) as client:
+            while True:
+                try:
+                    self._core.register(await client.get_info())
+                    problem = ""
+                except LINK_ERRORS as error:
+                    if str(error) != problem:
+                        problem = str(error)
+                        log.warning("worker_not_registered", address=address, why=problem)
+                await asyncio.sleep(self._core.settings.probe_period_s)
+
+    async def _follow(self, info: WorkerInfo) -> None:
+        backoff = Backoff()
+        async with WorkerClient(info.grpc_address) as client:
+            while True:
+                try:
+                    async with aclosing(client.watch_state(self._core.settings.report_period_s)) as reports:
+                        async for state in _each_within(reports, self._core.settings.health.dead_s):
+                            if state.worker_id != info.worker_id or self._core.report(state) in FOREIGN:
+                                break
+                            backoff.reset()
+                    await backoff.wait()
+                    # The process behind the address may be another one by now.
+                    self._core.register(await client.get_info())
+                except LINK_ERRORS as error:
+                    self._broken(info, error)
+                    await backoff.wait()
+
+    async def _probe(self, info: WorkerInfo) -> None:
+        async with WorkerClient(info.grpc_address) as client:
+            while True:
+                try:
+                    self._core.register(await client.get_info())
+                except LINK_ERRORS as error:
+                    self._broken(info, error)
+                await asyncio.sleep(self._core.settings.probe_period_s)
+
+    def _broken(self, info: WorkerInfo, error: Exception) -> None:
+        self._core.counters.add("eldr_link_errors_total", worker_id=info.worker_id)
+        log.info("worker_link_error", worker_id=info.worker_id, why=str(error) or type(error).__name__)
+
+
+async def _each_within(reports: AsyncIterator[DecoderState], limit_s: float) -> AsyncIterator[DecoderState]:
+    """The same reports; TimeoutError where the next one takes longer than `limit_s`."""
+    while True:
+        try:
+            async with asyncio.timeout(limit_s):
+                state = await anext(reports)
+        except StopAsyncIteration:
+            return
+        yield state

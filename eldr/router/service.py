@@ -1,0 +1,210 @@
+"""The gRPC services of the router: messages in, the core, messages out."""
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from eldr.calibration.profile import Profile
+from eldr.router.core import RouterCore
+from eldr.router.errors import RequestError
+from eldr.router.refusals import answers
+from eldr.router.signatures import read_signature
+from eldr.routing.contract import DecodeRequest
+from eldr.rpc.codec import decode_query, decode_worker_info, encode_decision
+from eldr.rpc.fleet_codec import decode_outcome, encode_worker_ref, encode_worker_status
+from eldr.rpc.worker_info import WorkerRole
+from eldr.v1 import fleet_pb2, fleet_pb2_grpc, routing_pb2, routing_pb2_grpc
+
+MAX_ID_CHARACTERS = 256
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RouterServicer(routing_pb2_grpc.RouterServiceServicer):  # type: ignore[misc]
+    """`eldr.v1.RouterService`."""
+
+    def __init__(self, core: RouterCore) -> None:
+        self._core = core
+
+    @answers
+    def SelectPrefill(  # noqa: N802
+        self, request: routing_pb2.SelectPrefillRequest
+    ) -> routing_pb2.SelectPrefillResponse:
+        booked = self._core.select_prefill(
+            request.prompt_prefix,
+            request.model,
+            _booking_id(request.reservation_id),
+            frozenset(request.exclude_worker_ids),
+        )
+        return routing_pb2.SelectPrefillResponse(
+            reservation_id=booked.reservation_id,
+            worker=encode_worker_ref(booked.worker),
+            expires_in_s=booked.expires_in_s,
+        )
+
+    @answers
+    def ReleasePrefill(  # noqa: N802
+        self, request: routing_pb2.ReleasePrefillRequest
+    ) -> routing_pb2.ReleasePrefillResponse:
+        released = self._core.release(
+            WorkerRole.PREFILL, _known_id(request.reservation_id), decode_outcome(request.outcome)
+        )
+        return routing_pb2.ReleasePrefillResponse(released=released)
+
+    @answers
+    def ReserveDecode(  # noqa: N802
+        self, request: routing_pb2.ReserveDecodeRequest
+    ) -> routing_pb2.ReserveDecodeResponse:
+        booked = self._core.reserve_decode(
+            self._request(_booking_id(request.reservation_id), request.query),
+            request.query.model,
+            request.prefill_reservation_id,
+        )
+        assert booked.decision is not None
+        return routing_pb2.ReserveDecodeResponse(
+            reservation_id=booked.reservation_id,
+            decision=encode_decision(booked.decision, encode_worker_ref(booked.worker)),
+            expires_in_s=booked.expires_in_s,
+        )
+
+    @answers
+    def ReleaseDecode(  # noqa: N802
+        self, request: routing_pb2.ReleaseDecodeRequest
+    ) -> routing_pb2.ReleaseDecodeResponse:
+        released = self._core.release(
+            WorkerRole.DECODE,
+            _known_id(request.reservation_id),
+            decode_outcome(request.outcome),
+            request.output_tokens,
+        )
+        return routing_pb2.ReleaseDecodeResponse(released=released)
+
+    @answers
+    def ExplainDecode(  # noqa: N802
+        self, request: routing_pb2.ExplainDecodeRequest
+    ) -> routing_pb2.ExplainDecodeResponse:
+        decision, info = self._core.explain_decode(
+            self._request("", request.query), request.query.model, request.policy
+        )
+        worker = encode_worker_ref(info) if info else None
+        return routing_pb2.ExplainDecodeResponse(decision=encode_decision(decision, worker))
+
+    async def WatchDecisions(  # noqa: N802
+        self, request: routing_pb2.WatchDecisionsRequest, context: Context
+    ) -> AsyncIterator[routing_pb2.WatchDecisionsResponse]:
+        async with aclosing(self._core.decisions.watch()) as events:
+            async for made, dropped in events:
+                yield routing_pb2.WatchDecisionsResponse(
+                    reservation_id=made.reservation_id,
+                    decision=encode_decision(made.decision, encode_worker_ref(made.worker)),
+                    seconds=made.seconds,
+                    dropped=dropped,
+                )
+
+    def _request(self, reservation_id: str, query: routing_pb2.DecodeQuery) -> DecodeRequest:
+        read = read_signature(query, self._core.fleet.geometry, self._core.settings.min_coverage)
+        return decode_query(reservation_id, query, read.signature, read.problem)
+
+
+class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):  # type: ignore[misc]
+    """`eldr.v1.FleetService`."""
+
+    def __init__(self, core: RouterCore) -> None:
+        self._core = core
+
+    @answers
+    def RegisterWorker(  # noqa: N802
+        self, request: fleet_pb2.RegisterWorkerRequest
+    ) -> fleet_pb2.RegisterWorkerResponse:
+        changed = self._core.register(decode_worker_info(request.info))
+        return fleet_pb2.RegisterWorkerResponse(changed=changed)
+
+    @answers
+    def ListWorkers(  # noqa: N802
+        self, request: fleet_pb2.ListWorkersRequest
+    ) -> fleet_pb2.ListWorkersResponse:
+        return fleet_pb2.ListWorkersResponse(workers=map(encode_worker_status, self._core.workers()))
+
+    @answers
+    def DrainWorker(  # noqa: N802
+        self, request: fleet_pb2.DrainWorkerRequest
+    ) -> fleet_pb2.DrainWorkerResponse:
+        return fleet_pb2.DrainWorkerResponse(bookings=self._core.drain(request.worker_id))
+
+    @answers
+    def RemoveWorker(  # noqa: N802
+        self, request: fleet_pb2.RemoveWorkerRequest
+    ) -> fleet_pb2.RemoveWorkerResponse:
+        return fleet_pb2.RemoveWorkerResponse(removed=self._core.remove(request.worker_id))
+
+    async def WatchFleet(  # noqa: N802
+        self, request: fleet_pb2.WatchFleetRequest, context: Context
+    ) -> AsyncIterator[fleet_pb2.WatchFleetResponse]:
+        # Subscribed before the first snapshot, so that no change falls between the two.
+        async with aclosing(self._core.changes.watch()) as changes:
+            yield self._snapshot()
+            async for _ in changes:
+                yield self._snapshot()
+
+    def _snapshot(self) -> fleet_pb2.WatchFleetResponse:
+        return fleet_pb2.WatchFleetResponse(
+            generation=self._core.fleet.generation, workers=map(encode_worker_status, self._core.workers())
+        )
+
+
+class ProfileServicer(routing_pb2_grpc.ProfileServiceServicer):  # type: ignore[misc]
+    """`eldr.v1.ProfileService`."""
+
+    def __init__(self, core: RouterCore) -> None:
+        self._core = core
+
+    @answers
+    def GetProfile(self, request: routing_pb2.GetProfileRequest) -> routing_pb2.GetProfileResponse:  # noqa: N802
+        profile = self._core.profile
+        if profile is None:
+            return routing_pb2.GetProfileResponse(loaded=False)
+        return routing_pb2.GetProfileResponse(
+            loaded=True,
+            fingerprint=profile.fingerprint,
+            transform=profile.transform,
+            clusters=profile.clusters,
+            layer_mask=profile.layer_mask,
+            provenance_json=json.dumps(dataclasses.asdict(profile.provenance)),
+        )
+
+    @answers
+    def LoadProfile(self, request: routing_pb2.LoadProfileRequest) -> routing_pb2.LoadProfileResponse:  # noqa: N802
+        profile = Profile.from_bytes(request.profile)
+        self._core.load_profile(profile)
+        return routing_pb2.LoadProfileResponse(fingerprint=profile.fingerprint, clusters=profile.clusters)
+
+    @answers
+    def GetPolicy(self, request: routing_pb2.GetPolicyRequest) -> routing_pb2.GetPolicyResponse:  # noqa: N802
+        name, options = self._core.policy
+        return routing_pb2.GetPolicyResponse(
+            policy=name, options=options, available=self._core.available_policies
+        )
+
+    @answers
+    def SetPolicy(self, request: routing_pb2.SetPolicyRequest) -> routing_pb2.SetPolicyResponse:  # noqa: N802
+        self._core.set_policy(request.policy, dict(request.options))
+        name, options = self._core.policy
+        return routing_pb2.SetPolicyResponse(policy=name, options=options)
+
+
+def _booking_id(text: str) -> str:
+    if len(text) > MAX_ID_CHARACTERS:
+        raise RequestError(
+            f"reservation_id must have at most {MAX_ID_CHARACTERS} characters, got {len(text)}"
+        )
+    return text
+
+
+def _known_id(text: str) -> str:
+    if not text:
+        raise RequestError("reservation_id must not be empty")
+    return _booking_id(text)

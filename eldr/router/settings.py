@@ -1,0 +1,49 @@
+"""Settings of the router, checked once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from eldr.router.fleet import HealthLimits
+from eldr.routing.registry import DEFAULT_POLICY
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """`workers` are host:port addresses of gRPC services to dial; others register themselves.
+
+    Raises ValueError that names the field, the value and the range.
+    """
+
+    policy: str = DEFAULT_POLICY
+    policy_options: Mapping[str, float] = field(default_factory=dict)
+    workers: tuple[str, ...] = ()
+    health: HealthLimits = field(default_factory=HealthLimits)
+    reservation_ttl_s: float = 30.0
+    """Life of a decode booking that no report carries: the lease of the KV blocks it waits for."""
+    prefill_ttl_s: float = 120.0
+    min_coverage: float = 0.5
+    """Least covered share of a prompt's tokens for its signature to steer."""
+    report_period_s: float = 0.5
+    probe_period_s: float = 1.0
+    seed: int = 0
+    reflection: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("reservation_ttl_s", "prefill_ttl_s", "report_period_s", "probe_period_s"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be above 0, got {value:g}")
+        if not 0 <= self.min_coverage <= 1:
+            raise ValueError(f"min_coverage must be 0 to 1, got {self.min_coverage:g}")
+        if not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed must be 0 to 2^64 - 1, got {self.seed}")
+        for name in ("report_period_s", "probe_period_s"):
+            if getattr(self, name) >= self.health.stale_s:
+                raise ValueError(
+                    f"{name} must be below stale_s ({self.health.stale_s:g}), got {getattr(self, name):g}: "
+                    "healthy workers would go stale between two signs of life"
+                )
+        for address in self.workers:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+                raise ValueError(f"workers must be host:port, got {address!r}")
