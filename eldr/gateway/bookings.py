@@ -1,0 +1,248 @@
+"""What a request holds elsewhere, and gives back whatever happens: bookings and the hand-off.
+
+`release` is synchronous, idempotent and only starts the call, so that it runs through in any `finally`, under
+cancellation too. The call itself belongs to Releases, not to the request.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import structlog
+
+from eldr.client import (
+    CallError,
+    DecodeReservation,
+    NoWorkerError,
+    Outcome,
+    PrefillReservation,
+    WorkerClient,
+    WorkerRef,
+    WorkerStatus,
+)
+from eldr.gateway.counters import Counts, Event
+from eldr.gateway.errors import LegError, WorkerRefusalError
+from eldr.gateway.legs import ClientRequest, PrefillReply, ReplyError
+
+log = structlog.get_logger()
+
+RETRY_DELAYS_S = (0.2, 1.0)
+"""Pauses before a failed release is tried again; after the last the router's own expiry takes over."""
+
+R = TypeVar("R")
+
+
+class Router(Protocol):
+    """The part of `eldr.client.RouterClient` that the gateway uses."""
+
+    async def select_prefill(
+        self, *, model: str, prompt_prefix: bytes, reservation_id: str, exclude: list[str]
+    ) -> PrefillReservation: ...
+
+    async def release_prefill(self, reservation_id: str, outcome: Outcome) -> bool: ...
+
+    async def reserve_decode(
+        self,
+        *,
+        model: str,
+        signature: str | None,
+        prompt_tokens: int,
+        max_tokens: int,
+        domain: str,
+        exclude: list[str],
+        reservation_id: str,
+        prefill_reservation_id: str,
+    ) -> DecodeReservation: ...
+
+    async def release_decode(self, reservation_id: str, outcome: Outcome, output_tokens: int) -> bool: ...
+
+    async def workers(self) -> list[WorkerStatus]: ...
+
+
+class TransferRelease(Protocol):
+    """`release_transfer`, or what stands in for it."""
+
+    async def __call__(self, grpc_address: str, transfer_id: str, incarnation: str) -> bool: ...
+
+
+async def release_transfer(grpc_address: str, transfer_id: str, incarnation: str) -> bool:
+    """Frees a hand-off at the prefill worker, over a channel that ends with the call. Raises WorkerError."""
+    async with WorkerClient(grpc_address) as worker:
+        return await worker.release_transfer(transfer_id, incarnation)
+
+
+class Releases:
+    """Releases in flight. They outlive the requests that started them."""
+
+    def __init__(self, router: Router, release_transfer: TransferRelease, counts: Counts) -> None:
+        self.router = router
+        self.release_transfer = release_transfer
+        self.counts = counts
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a release to its end."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def settled(self) -> None:
+        """Returns when nothing is left to release."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def call(self, what: str, held_id: str, release: Callable[[], Coroutine[Any, Any, bool]]) -> bool:
+        """One release, tried again where the other side cannot be reached. False when it was not held."""
+        for delay_s in (*RETRY_DELAYS_S, None):
+            try:
+                return await release()
+            except CallError as error:
+                if delay_s is None:
+                    self.counts[Event.RELEASE_FAILED] += 1
+                    log.warning("release_failed", what=what, id=held_id, error=str(error))
+                    return False
+            await asyncio.sleep(delay_s)
+        raise AssertionError("the last delay is None")
+
+
+class _Booking:
+    """A booking under an id of our own, known before the router has answered.
+
+    The reservation is shielded: a client that leaves while it is on its way cannot leave a booking behind
+    that nobody knows of, since the release waits for the answer.
+    """
+
+    def __init__(self, releases: Releases) -> None:
+        self.id = uuid.uuid4().hex
+        self.outcome = Outcome.CANCELLED
+        self._releases = releases
+        self._call: asyncio.Task[Any] | None = None
+
+    async def _reserve(self, call: Coroutine[Any, Any, R]) -> R:
+        self._call = task = asyncio.ensure_future(call)
+        return await asyncio.shield(task)
+
+    @contextmanager
+    def ends_with_the_leg(self, worker_id: str) -> Iterator[None]:
+        """Gives the booking back at once where the leg in it fails, with the outcome that fits.
+
+        An HTTP 200 that is no answer (ReplyError) leaves as a LegError of the worker.
+        """
+        try:
+            yield
+        except WorkerRefusalError:
+            self.outcome = Outcome.CLIENT_ERROR
+            self.release()
+            raise
+        except LegError as error:
+            self.outcome = error.outcome
+            self.release()
+            raise
+        except ReplyError as error:
+            self.outcome = Outcome.WORKER_ERROR
+            self.release()
+            raise LegError(worker_id, str(error), outcome=self.outcome) from error
+
+    def release(self) -> None:
+        """Gives the booking back with `outcome`. Later calls do nothing."""
+        if self._call is not None:
+            self._releases.start(self._release(self._call))
+            self._call = None
+
+    async def _release(self, reserving: asyncio.Task[Any]) -> None:
+        await asyncio.wait([reserving])
+        if isinstance(reserving.exception(), NoWorkerError):
+            return
+        await self._releases.call(type(self).__name__, self.id, self._give_back)
+
+    async def _give_back(self) -> bool:
+        raise NotImplementedError
+
+
+class PrefillBooking(_Booking):
+    """A booked prefill worker. ReserveDecode ends the booking, else `release` does."""
+
+    async def reserve(self, model: str, prompt_prefix: bytes, exclude: list[str]) -> PrefillReservation:
+        """Raises RouterError."""
+        return await self._reserve(
+            self._releases.router.select_prefill(
+                model=model, prompt_prefix=prompt_prefix, reservation_id=self.id, exclude=exclude
+            )
+        )
+
+    def ended(self) -> None:
+        """The router has dropped the booking itself."""
+        self._call = None
+
+    async def _give_back(self) -> bool:
+        return await self._releases.router.release_prefill(self.id, self.outcome)
+
+
+class DecodeBooking(_Booking):
+    """A booked decode worker. `output_tokens` is reported with the release."""
+
+    def __init__(self, releases: Releases) -> None:
+        super().__init__(releases)
+        self.output_tokens: Callable[[], int] = int
+
+    async def reserve(
+        self, request: ClientRequest, handoff: "Handoff", signature: str | None, exclude: list[str]
+    ) -> DecodeReservation:
+        """Raises RouterError, and CodecError on a signature that is none. Ends the prefill booking."""
+        reservation = await self._reserve(
+            self._releases.router.reserve_decode(
+                model=request.model,
+                signature=signature,
+                prompt_tokens=handoff.reply.prompt_tokens,
+                max_tokens=request.max_tokens,
+                domain=request.domain,
+                exclude=exclude,
+                reservation_id=self.id,
+                prefill_reservation_id=handoff.booking.id,
+            )
+        )
+        handoff.booking.ended()
+        return reservation
+
+    async def _give_back(self) -> bool:
+        return await self._releases.router.release_decode(self.id, self.outcome, self.output_tokens())
+
+
+class Handoff:
+    """The KV of one prompt, held at its prefill worker until a decoder pulls it or `release` frees it."""
+
+    def __init__(
+        self,
+        releases: Releases,
+        worker: WorkerRef,
+        booking: PrefillBooking,
+        reply: PrefillReply,
+        taken_at: float,
+    ) -> None:
+        self.worker = worker
+        self.booking = booking
+        self.reply = reply
+        self.taken_at = taken_at
+        self._releases = releases
+        self._held = True
+
+    def pulled(self) -> None:
+        """A decoder has answered out of this KV; its engine frees it."""
+        self._held = False
+
+    def release(self) -> None:
+        """Frees the KV at the prefill worker at once (cases 2.2, 2.30). Later calls do nothing."""
+        if self._held:
+            self._held = False
+            self._releases.start(self._release())
+
+    async def _release(self) -> None:
+        released = await self._releases.call("Handoff", self.reply.transfer_id, self._give_back)
+        self._releases.counts[Event.HANDOFF_RELEASED] += released
+
+    async def _give_back(self) -> bool:
+        return await self._releases.release_transfer(
+            self.worker.grpc_address, self.reply.transfer_id, self.worker.incarnation
+        )

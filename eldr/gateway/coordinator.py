@@ -1,0 +1,213 @@
+"""One request: a prefill leg, a decision, a decode leg; everything it holds is given back whatever happens."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+import structlog
+
+from eldr.client import CodecError, DecodeReservation, NoWorkerError, Outcome, RouterError
+from eldr.gateway.bookings import DecodeBooking, Handoff, PrefillBooking, Releases
+from eldr.gateway.counters import Event
+from eldr.gateway.engine_client import EngineClient, deadline, read_all
+from eldr.gateway.errors import GatewayError, LegError, WorkerRefusalError, error_body, unavailable
+from eldr.gateway.legs import (
+    ClientRequest,
+    decode_body,
+    prefill_body,
+    prompt_prefix,
+    read_prefill_reply,
+    read_reply,
+    usage_of,
+)
+from eldr.gateway.settings import GatewaySettings
+from eldr.gateway.stream import EventRelay
+
+log = structlog.get_logger()
+
+EVENT_STREAM = "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes to the client: `body` is bytes, or the blocks of a stream that has begun."""
+
+    status: int
+    content_type: str
+    headers: Mapping[str, str]
+    body: bytes | AsyncIterator[bytes]
+
+
+@dataclass(slots=True)
+class _Course:
+    """How a request went so far. `failed` holds the workers that are not asked again."""
+
+    request: ClientRequest
+    held: ExitStack
+    failed: set[str] = field(default_factory=set)
+    failure: LegError | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def leg_headers(self, booking_id: str) -> dict[str, str]:
+        """Every leg has an id of its own; the client's id never reaches an engine (case 2.15)."""
+        return {**self.request.headers, "X-Request-Id": f"eldr-{booking_id}"}
+
+
+class Coordinator:
+    """Serves requests. `clock` gives seconds of any monotonic clock."""
+
+    def __init__(
+        self, engines: EngineClient, releases: Releases, settings: GatewaySettings, clock: Callable[[], float]
+    ) -> None:
+        self._engines = engines
+        self._releases = releases
+        self._counts = releases.counts
+        self._settings = settings
+        self._clock = clock
+
+    @asynccontextmanager
+    async def answer(self, request: ClientRequest) -> AsyncIterator[Answer]:
+        """The answer to a request; leaving the context gives everything back. Raises GatewayError."""
+        with ExitStack() as held:
+            course = _Course(request, held)
+            try:
+                answer = await self._serve(course)
+            except WorkerRefusalError as refusal:
+                answer = Answer(refusal.status, refusal.content_type, course.headers, refusal.body)
+            except NoWorkerError as error:
+                raise unavailable(f"no worker can take the request: {error.detail}") from error
+            except RouterError as error:
+                raise unavailable(f"the router does not answer: {error}") from error
+            yield answer
+
+    async def _serve(self, course: _Course) -> Answer:
+        """Prefill, then decode. What another worker may do better is tried there, `attempts` times in all.
+
+        A decoder that could not be reached leaves the hand-off as it was, and the next one takes it over. One
+        that was reached may have pulled or freed the KV already, so the next one needs a new prefill leg,
+        which the prefix cache makes short.
+        """
+        handoff: Handoff | None = None
+        for attempt in range(1, self._settings.attempts + 1):
+            if handoff is not None and self._remaining_s(handoff) <= 0:
+                self._counts[Event.HANDOFF_STALE] += 1
+                handoff.release()
+                handoff = None
+            try:
+                if handoff is None:
+                    handoff = await self._prefill(course)
+                return await self._decode(course, handoff)
+            except NoWorkerError as error:
+                if course.failure is None:
+                    raise
+                raise course.failure.as_gateway_error() from error
+            except LegError as error:
+                log.info("leg_failed", request=course.request.request_id, attempt=attempt, error=str(error))
+                course.failure = error
+                course.failed.add(error.worker_id)
+                if not error.retryable or attempt == self._settings.attempts:
+                    break
+                self._counts[Event.DECODE_RETRIED if handoff else Event.PREFILL_RETRIED] += 1
+                if handoff is not None and error.reached:
+                    handoff.release()
+                    handoff = None
+        assert course.failure is not None, "attempts is at least 1"
+        raise course.failure.as_gateway_error()
+
+    async def _prefill(self, course: _Course) -> Handoff:
+        """Books a prefill worker and has the prompt computed there; its KV is then held for a decoder."""
+        request = course.request
+        booking = PrefillBooking(self._releases)
+        course.held.callback(booking.release)
+        worker = (
+            await booking.reserve(
+                request.model, prompt_prefix(request.endpoint, request.body), sorted(course.failed)
+            )
+        ).worker
+        course.headers["x-eldr-prefill"] = worker.worker_id
+        with booking.ends_with_the_leg(worker.worker_id):
+            async with deadline(worker.worker_id, self._settings.prefill_timeout_s, "the prefill leg"):
+                response = await self._engines.post(
+                    worker,
+                    request.endpoint,
+                    json.dumps(prefill_body(request)).encode(),
+                    course.leg_headers(booking.id),
+                    self._settings.connect_timeout_s,
+                )
+                course.held.callback(response.close)
+                reply = read_prefill_reply(await read_all(worker.worker_id, response))
+        handoff = Handoff(self._releases, worker, booking, reply, self._clock())
+        course.held.callback(handoff.release)
+        return handoff
+
+    async def _decode(self, course: _Course, handoff: Handoff) -> Answer:
+        """Books a decoder for the hand-off and returns its answer, a stream once its first event is there."""
+        request = course.request
+        booking = DecodeBooking(self._releases)
+        course.held.callback(booking.release)
+        reservation = await self._reserve_decode(course, handoff, booking)
+        worker = reservation.worker
+        course.headers["x-eldr-decode"] = worker.worker_id
+        course.headers["x-eldr-policy"] = reservation.decision.policy
+        limit_s = self._settings.first_token_timeout_s if request.streams else self._settings.decode_timeout_s
+        with booking.ends_with_the_leg(worker.worker_id):
+            async with deadline(worker.worker_id, limit_s, "the decode leg"):
+                response = await self._engines.post(
+                    worker,
+                    request.endpoint,
+                    json.dumps(decode_body(request, handoff.reply, booking.id)).encode(),
+                    course.leg_headers(booking.id),
+                    max(0.001, min(self._settings.connect_timeout_s, self._remaining_s(handoff))),
+                )
+                course.held.callback(response.close)
+                body = await self._first_of(response, worker.worker_id, booking)
+        handoff.pulled()
+        return Answer(response.status, response.content_type, course.headers, body)
+
+    async def _reserve_decode(
+        self, course: _Course, handoff: Handoff, booking: DecodeBooking
+    ) -> DecodeReservation:
+        """By the prefill worker's signature alone (case 1.15); without one the router takes load only."""
+        request = course.request
+        signature = handoff.reply.signature
+        if signature is None:
+            self._counts[Event.NO_SIGNATURE] += 1
+        try:
+            return await booking.reserve(request, handoff, signature, sorted(course.failed))
+        except CodecError as error:
+            self._counts[Event.BAD_SIGNATURE] += 1
+            log.warning("bad_signature", prefill=handoff.worker.worker_id, error=str(error))
+        return await booking.reserve(request, handoff, None, sorted(course.failed))
+
+    async def _first_of(
+        self, response: aiohttp.ClientResponse, worker_id: str, booking: DecodeBooking
+    ) -> bytes | AsyncIterator[bytes]:
+        """The whole JSON answer, or the stream after its first event."""
+        if response.content_type == EVENT_STREAM:
+            relay = EventRelay(worker_id, response.content, self._settings.idle_timeout_s)
+            await relay.open()
+            booking.output_tokens = lambda: relay.output_tokens
+            return self._stream(relay, booking)
+        body = await read_all(worker_id, response)
+        tokens = usage_of(read_reply(body), "completion_tokens")
+        booking.output_tokens = lambda: tokens
+        booking.outcome = Outcome.COMPLETED
+        return body
+
+    async def _stream(self, relay: EventRelay, booking: DecodeBooking) -> AsyncIterator[bytes]:
+        """The decoder's events; a failure in their midst is an error event, with no [DONE] after it."""
+        try:
+            async for block in relay.blocks():
+                yield block
+        except LegError as error:
+            self._counts[Event.STREAM_FAILED] += 1
+            booking.outcome = error.outcome
+            failure: GatewayError = error.as_gateway_error()
+            yield b"data: " + error_body(failure.status, failure.message) + b"\n\n"
+        else:
+            booking.outcome = Outcome.COMPLETED
+
+    def _remaining_s(self, handoff: Handoff) -> float:
+        return self._settings.handoff_timeout_s - (self._clock() - handoff.taken_at)

@@ -1,0 +1,246 @@
+"""The HTTP server: routes, answers, readiness, the end of a process."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from eldr.client import RouterError, WorkerHealth, WorkerRole, WorkerStatus
+from eldr.gateway.bookings import Releases
+from eldr.gateway.coordinator import Answer, Coordinator
+from eldr.gateway.counters import Event
+from eldr.gateway.errors import GatewayError, error_body, refused, unavailable
+from eldr.gateway.legs import ClientRequest, Endpoint, parse_body
+from eldr.gateway.settings import GatewaySettings
+
+log = structlog.get_logger()
+
+FORWARDED_HEADERS = ("Authorization", "X-Session-ID", "X-Vllm-Priority", "traceparent", "tracestate")
+"""Headers of the client that both legs carry. X-data-parallel-rank is none of them: it names an engine."""
+
+DOMAIN_HEADER = "x-eldr-domain"
+MAX_HEADER_CHARS = 256
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class GatewayServer:
+    """One listening gateway. `start`, then `stop`; both on the loop that serves."""
+
+    def __init__(
+        self, coordinator: Coordinator, releases: Releases, settings: GatewaySettings, version: str
+    ) -> None:
+        self._coordinator = coordinator
+        self._releases = releases
+        self._counts = releases.counts
+        self._settings = settings
+        self._version_name = version
+        self._created = int(time.time())
+        self._requests: set[asyncio.Task[Any]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._cutting = False
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str, port: int) -> str:
+        """Listens and returns the address as host:port. Raises OSError where it cannot."""
+        app = web.Application(
+            client_max_size=self._settings.max_body_bytes, middlewares=[self._errors_as_json]
+        )
+        for endpoint in Endpoint:
+            app.router.add_post(endpoint, self._generate)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/version", self._version)
+        # Without handler_cancellation a client that leaves would be noticed at the next write only.
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        bound = self._runner.addresses[0]
+        return f"{bound[0]}:{bound[1]}"
+
+    async def stop(self, grace_s: float) -> None:
+        """Not ready at once, running requests within `grace_s` seconds, then an error event; gives all back."""
+        self._draining = True
+        log.info("draining", requests=len(self._requests), grace_s=grace_s)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            self._cutting = True
+            for task in list(self._requests):
+                task.cancel()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        await self._releases.settled()
+        log.info("stopped", counts={str(name): count for name, count in self._counts.items()})
+
+    @web.middleware
+    async def _errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except GatewayError as error:
+            return _error_response(error)
+        except web.HTTPRequestEntityTooLarge:
+            limit = self._settings.max_body_bytes
+            return _error_response(
+                GatewayError(413, f"the body is larger than {limit} bytes, the limit here")
+            )
+        except web.HTTPClientError as error:
+            message = f"{request.method} {request.path}: {error.reason}"
+            return _error_response(GatewayError(error.status, message))
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        """A generation request, counted as running until its last byte is written."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests.add(task)
+        self._idle.clear()
+        request_id = _echoed_id(request)
+        began = time.monotonic()
+        status = 0
+        try:
+            response = await self._respond(request, request_id)
+            status = response.status
+            return response
+        except GatewayError as error:
+            status = error.status
+            self._counts[Event.REQUEST_REFUSED] += status < 500
+            response = _error_response(error)
+            response.headers["x-request-id"] = request_id
+            return response
+        except asyncio.CancelledError:
+            if self._cutting:
+                status = 503
+                return _error_response(unavailable("the gateway is shutting down"))
+            self._counts[Event.CLIENT_GONE] += 1
+            raise
+        except ConnectionResetError:
+            self._counts[Event.CLIENT_GONE] += 1
+            raise
+        finally:
+            self._requests.discard(task)
+            if not self._requests:
+                self._idle.set()
+            elapsed_s = round(time.monotonic() - began, 4)
+            log.info("request_finished", request=request_id, path=request.path, status=status, s=elapsed_s)
+
+    async def _respond(self, request: web.Request, request_id: str) -> web.StreamResponse:
+        if self._draining:
+            raise unavailable("the gateway is shutting down")
+        endpoint = Endpoint(request.path)
+        checked = ClientRequest(
+            endpoint=endpoint,
+            body=parse_body(endpoint, await self._read(request)),
+            request_id=request_id,
+            domain=_domain(request),
+            headers={name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers},
+        )
+        async with self._coordinator.answer(checked) as answer:
+            headers = {**answer.headers, "x-request-id": request_id}
+            if isinstance(answer.body, bytes):
+                headers["Content-Type"] = answer.content_type
+                return web.Response(status=answer.status, headers=headers, body=answer.body)
+            return await self._stream(request, answer, headers)
+
+    async def _read(self, request: web.Request) -> bytes:
+        try:
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            limit = self._settings.max_body_bytes
+            raise GatewayError(413, f"the body is larger than {limit} bytes, the limit here") from error
+
+    async def _stream(
+        self, request: web.Request, answer: Answer, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        assert not isinstance(answer.body, bytes)
+        headers |= {"Content-Type": f"{answer.content_type}; charset=utf-8", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        await response.prepare(request)
+        try:
+            async for block in answer.body:
+                await response.write(block)
+        except asyncio.CancelledError:
+            if not self._cutting:
+                raise
+            self._counts[Event.STREAM_CUT_AT_SHUTDOWN] += 1
+            message = "the gateway is shutting down, the stream was cut"
+            await response.write(b"data: " + error_body(503, message) + b"\n\n")
+        await response.write_eof()
+        return response
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        """The models of the fleet, as OpenAI model cards."""
+        cards: dict[str, dict[str, Any]] = {}
+        for worker in await self._fleet():
+            if worker.reason:
+                continue
+            info = worker.info
+            card = cards.setdefault(
+                info.served_model,
+                {
+                    "id": info.served_model,
+                    "object": "model",
+                    "created": self._created,
+                    "owned_by": "eldr",
+                    "max_model_len": info.max_model_len,
+                },
+            )
+            card["max_model_len"] = min(card["max_model_len"], info.max_model_len)
+        return web.json_response({"object": "list", "data": list(cards.values())})
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        """200 where a request could be served now, else 503 with the reason."""
+        if self._draining:
+            raise unavailable("the gateway is shutting down")
+        fleet = await self._fleet()
+        ready = {role: sum(_takes_work(worker, role) for worker in fleet) for role in WorkerRole}
+        missing = [str(role) for role, count in ready.items() if not count]
+        if missing:
+            raise unavailable(f"no live worker of the role {' and '.join(missing)}")
+        return web.json_response({"status": "ok", **{str(role): count for role, count in ready.items()}})
+
+    async def _version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": self._version_name})
+
+    async def _fleet(self) -> list[WorkerStatus]:
+        try:
+            return await self._releases.router.workers()
+        except RouterError as error:
+            raise unavailable(f"the router does not answer: {error}") from error
+
+
+def _takes_work(worker: WorkerStatus, role: WorkerRole) -> bool:
+    return worker.info.role is role and worker.health is WorkerHealth.LIVE and not worker.reason
+
+
+def _error_response(error: GatewayError) -> web.Response:
+    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s > 0 else None
+    return web.Response(
+        status=error.status, body=error.body(), content_type="application/json", headers=headers
+    )
+
+
+def _echoed_id(request: web.Request) -> str:
+    """The client's own X-Request-Id where it can be echoed, else one of ours."""
+    given = request.headers.get("X-Request-Id", "")
+    return given if given and _is_plain(given) else f"eldr-{uuid.uuid4().hex}"
+
+
+def _domain(request: web.Request) -> str:
+    domain = request.headers.get(DOMAIN_HEADER, "")
+    if not _is_plain(domain):
+        raise refused(
+            DOMAIN_HEADER, f"{DOMAIN_HEADER} must be at most {MAX_HEADER_CHARS} printable ASCII characters"
+        )
+    return domain
+
+
+def _is_plain(text: str) -> bool:
+    return len(text) <= MAX_HEADER_CHARS and text.isascii() and text.isprintable()

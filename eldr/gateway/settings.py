@@ -1,0 +1,37 @@
+"""Timeouts and limits of the gateway."""
+
+from dataclasses import dataclass, fields
+
+KV_LEASE_S = 30.0
+"""How long vLLM's NIXL connector keeps the KV of a prompt for a decoder that has not asked yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """All times in seconds. Raises ValueError that names field, value and range."""
+
+    connect_timeout_s: float = 5.0
+    """For a connection to a worker, the wait for a free one of `connections_per_worker` included."""
+    prefill_timeout_s: float = 120.0
+    """For the whole prefill leg, its time in the worker's queue included."""
+    handoff_timeout_s: float = 15.0
+    """From the prefill reply to the start of the decode leg; inside the KV lease."""
+    first_token_timeout_s: float = 120.0
+    """From the start of a streaming decode leg to its first event."""
+    idle_timeout_s: float = 120.0
+    """Between two chunks of a stream."""
+    decode_timeout_s: float = 600.0
+    """For a whole decode leg that does not stream."""
+    attempts: int = 3
+    """Decode legs that are tried for one request, the first included."""
+    connections_per_worker: int = 512
+    max_body_bytes: int = 16 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            low, high = (1, float("inf")) if isinstance(entry.default, int) else (0.001, float("inf"))
+            if entry.name == "handoff_timeout_s":
+                high = KV_LEASE_S * 2 / 3
+            if not low <= value <= high:
+                raise ValueError(f"{entry.name} must be {low:g} to {high:g}, got {value}")

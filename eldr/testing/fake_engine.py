@@ -1,0 +1,401 @@
+"""A vLLM server without a model: its HTTP behaviour in both legs, its known ways to break, and faults on demand.
+
+    transfers = FakeTransfers()
+    async with FakeEngine("p0", transfers) as prefill, FakeEngine("d0", transfers) as decode:
+        decode.faults.append(Fault(FaultKind.STATUS, status=503))
+
+Its text is a function of the rendered prompt, the seed and the position, so that both legs together must give
+what one engine alone gives. A decoder that is sent to KV that is no longer held gives other text, as a real one
+would, and `transfers.stale_pulls` counts it.
+"""
+
+import asyncio
+import hashlib
+import itertools
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+
+class FaultKind(StrEnum):
+    """What goes wrong with one request."""
+
+    STATUS = "status"
+    """Answers with `status` and `message` at once."""
+    HANG = "hang"
+    """Takes the request and never answers."""
+    RESET = "reset"
+    """Takes the request and closes the connection."""
+    ERROR_PAYLOAD = "error_payload"
+    """HTTP 200 with an error object, in a stream after `after_tokens` and followed by [DONE] as vLLM does."""
+    ERROR_FINISH = "error_finish"
+    """HTTP 200 with finish_reason "error" and no text."""
+    CUT = "cut"
+    """The stream ends without [DONE] after `after_tokens`; a JSON answer breaks off."""
+    STALL = "stall"
+    """The stream falls silent after `after_tokens`."""
+    NO_HANDOFF = "no_handoff"
+    """A prefill reply without kv_transfer_params."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault, for one request."""
+
+    kind: FaultKind
+    status: int = 500
+    message: str = "made to fail"
+    after_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRequest:
+    """A request as it arrived. `rendered` is the prompt that the engine would tokenize."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: Mapping[str, Any]
+    rendered: str
+
+
+class FakeTransfers:
+    """The KV that prefill engines hold for decoders; shared by the engines of one fleet."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, str] = {}
+        self.ended: Counter[str] = Counter()
+        self.stale_pulls = 0
+
+    def hold(self, transfer_id: str, rendered: str) -> None:
+        """A prompt is complete and waits for a decoder."""
+        self.held[transfer_id] = rendered
+
+    def end(self, transfer_id: str, how: str) -> bool:
+        """Frees a transfer; `how` is counted. False when it was not held."""
+        self.ended[how] += transfer_id in self.held
+        return self.held.pop(transfer_id, None) is not None
+
+
+class Pause:
+    """A point that requests reach and wait at."""
+
+    def __init__(self) -> None:
+        self.reached = 0
+        self._arrived = asyncio.Condition()
+        self._open = asyncio.Event()
+
+    async def wait_here(self) -> None:
+        """For the engine."""
+        async with self._arrived:
+            self.reached += 1
+            self._arrived.notify_all()
+        await self._open.wait()
+
+    async def wait_reached(self, count: int = 1) -> None:
+        """Returns when `count` requests are or were here."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: self.reached >= count)
+
+    def go_on(self) -> None:
+        """Lets all go on, later ones too."""
+        self._open.set()
+
+
+@dataclass(slots=True)
+class _Generation:
+    """What one request makes."""
+
+    path: str
+    body: Mapping[str, Any]
+    rendered: str
+    request_id: str
+    fault: Fault | None
+    tokens: list[str] = field(default_factory=list)
+
+    @property
+    def chat(self) -> bool:
+        return self.path.endswith("/chat/completions")
+
+    @property
+    def prompt_tokens(self) -> int:
+        return max(1, len(self.rendered.split()))
+
+
+class FakeEngine:
+    """One fake server on 127.0.0.1. Which leg a request is, its kv_transfer_params say, as in vLLM.
+
+    A refused decode leg frees its hand-off, as vLLM's HTTP layer does, unless `frees_refused` is off.
+    `faults` are used up one a request, `fault` holds for every other one. `pauses` maps "accepted" (before any
+    byte of the answer), "headers" (stream begun, no event yet) or "token" (after the first event) to a Pause.
+    """
+
+    def __init__(
+        self, worker_id: str, transfers: FakeTransfers, *, model: str = "fake", max_model_len: int = 4096
+    ) -> None:
+        self.worker_id = worker_id
+        self.transfers = transfers
+        self.model = model
+        self.max_model_len = max_model_len
+        self.signature: Callable[[str], str | None] = lambda rendered: None
+        self.frees_refused = True
+        self.faults: deque[Fault] = deque()
+        self.fault: Fault | None = None
+        self.pauses: dict[str, Pause] = {}
+        self.requests: list[SeenRequest] = []
+        self.running: set[str] = set()
+        self.finished = 0
+        self.aborted = 0
+        self.crashed = ""
+        self._ids = itertools.count()
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """http://127.0.0.1:port."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listens, on the same port again after a stop. vLLM's server closes idle connections after 5 s."""
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_post("/v1/completions", self._generate)
+        app.router.add_post("/v1/chat/completions", self._generate)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, keepalive_timeout=5.0, shutdown_timeout=0.01
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Closes every connection."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response(status=500 if self.crashed else 200)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        card = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        made = _Generation(
+            path=request.path,
+            body=body,
+            rendered=render(request.path, body),
+            request_id=request.headers.get("X-Request-Id") or f"{self.worker_id}-{next(self._ids)}",
+            fault=self.faults.popleft() if self.faults else self.fault,
+        )
+        self.requests.append(SeenRequest(request.path, request.headers, body, made.rendered))
+        self._break_where_vllm_does(made)
+        self.running.add(made.request_id)
+        try:
+            response = await self._answer(request, made)
+            self.finished += 1
+            return response
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.aborted += 1
+            raise
+        finally:
+            self.running.discard(made.request_id)
+
+    def _break_where_vllm_does(self, made: _Generation) -> None:
+        """Requests that have taken real engines down (cases 2.15, 2.22, 2.25): the gateway must not send them."""
+        pulls = bool((made.body.get("kv_transfer_params") or {}).get("do_remote_prefill"))
+        if made.request_id in self.running:
+            self.crashed = f"duplicate request id {made.request_id}"
+        elif pulls and (made.body.get("echo") or made.body.get("prompt_logprobs") is not None):
+            self.crashed = "prompt logprobs of a prompt that was not computed here"
+        elif pulls and (made.body.get("n") or 1) > 1:
+            self.crashed = "one hand-off for several sequences"
+
+    async def _answer(self, request: web.Request, made: _Generation) -> web.StreamResponse:
+        await self._pause("accepted")
+        kind = made.fault.kind if made.fault else None
+        if self.crashed or kind is FaultKind.RESET:
+            assert request.transport is not None
+            request.transport.abort()
+            raise ConnectionResetError(self.crashed or "made to reset")
+        if kind is FaultKind.HANG:
+            await asyncio.Event().wait()
+        params = made.body.get("kv_transfer_params") or {}
+        problem = self._refusal(made)
+        if problem:
+            if params.get("do_remote_prefill") and self.frees_refused:
+                self.transfers.end(params["remote_request_id"], "refused")
+            return problem
+        if params.get("do_remote_prefill"):
+            self._pull(made, params)
+        made.tokens = self._tokens(made)
+        if made.body.get("stream"):
+            return await self._stream(request, made)
+        return await self._json(request, made, prefill=bool(params.get("do_remote_decode")))
+
+    def _refusal(self, made: _Generation) -> web.Response | None:
+        """The fault, or vLLM's own checks that a careless prefill leg runs into."""
+        if made.fault and made.fault.kind is FaultKind.STATUS:
+            return _error(made.fault.status, made.fault.message)
+        body, prompt_tokens = made.body, made.prompt_tokens
+        limit = body.get("max_completion_tokens") or body.get("max_tokens") or 1
+        if body.get("min_tokens", 0) > limit:
+            return _error(400, f"min_tokens must be at most max_tokens={limit}, got {body['min_tokens']}.")
+        if body.get("stream_options") and not body.get("stream"):
+            return _error(400, "Stream options can only be defined when `stream=True`.")
+        if body.get("model") not in (None, "", self.model):
+            return _error(404, f"The model `{body['model']}` does not exist.", "NotFoundError")
+        if prompt_tokens + limit > self.max_model_len:
+            return _error(400, f"This model's maximum context length is {self.max_model_len} tokens.")
+        forced = body.get("tool_choice") not in (None, "auto", "none")
+        if limit == 1 and (forced or body.get("response_format") or body.get("structured_outputs")):
+            return _error(500, "one token is no tool call and no JSON", "InternalServerError")
+        return None
+
+    def _pull(self, made: _Generation, params: Mapping[str, Any]) -> None:
+        """Takes the prompt over from the prefill engine; what is no longer held is somebody else's by now."""
+        rendered = self.transfers.held.get(params["remote_request_id"])
+        if rendered is None:
+            self.transfers.stale_pulls += 1
+            made.rendered = "another prompt's KV"
+            return
+        self.transfers.end(params["remote_request_id"], "pulled")
+        made.rendered = rendered
+
+    def _tokens(self, made: _Generation) -> list[str]:
+        limit = made.body.get("max_completion_tokens") or made.body.get("max_tokens") or 16
+        seed = made.body.get("seed", 0)
+        return [
+            hashlib.sha256(f"{made.rendered}|{seed}|{index}".encode()).hexdigest()[:4] + " "
+            for index in range(limit)
+        ]
+
+    async def _json(self, request: web.Request, made: _Generation, prefill: bool) -> web.StreamResponse:
+        kind = made.fault.kind if made.fault else None
+        if kind is FaultKind.ERROR_PAYLOAD:
+            return web.json_response({"error": {"message": "engine failed", "type": "InternalServerError"}})
+        finish = "error" if kind is FaultKind.ERROR_FINISH else "length"
+        text = "" if kind is FaultKind.ERROR_FINISH else "".join(made.tokens)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
+        choice |= {"message": {"role": "assistant", "content": text}} if made.chat else {"text": text}
+        reply: dict[str, Any] = {
+            "id": f"cmpl-{made.request_id}",
+            "object": "chat.completion" if made.chat else "text_completion",
+            "model": self.model,
+            "choices": [choice],
+            "usage": _usage(made),
+            "kv_transfer_params": None,
+        }
+        if made.body.get("return_token_ids"):
+            reply["prompt_token_ids"] = list(range(made.prompt_tokens))
+        if prefill and kind is not FaultKind.NO_HANDOFF:
+            reply["kv_transfer_params"] = self._hold(made)
+        if kind is FaultKind.CUT:
+            return await self._break_off(request, json.dumps(reply).encode())
+        return web.json_response(reply)
+
+    def _hold(self, made: _Generation) -> dict[str, Any]:
+        transfer_id = f"cmpl-{made.request_id}-{next(self._ids):08x}"
+        self.transfers.hold(transfer_id, made.rendered)
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [[1, 2, 3]],
+            "remote_engine_id": self.worker_id,
+            "remote_request_id": transfer_id,
+            "remote_host": "127.0.0.1",
+            "remote_port": 5600,
+            "tp_size": 1,
+            "eldr_signature": self.signature(made.rendered),
+        }
+
+    async def _break_off(self, request: web.Request, data: bytes) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.content_length = len(data)
+        await response.prepare(request)
+        await response.write(data[: len(data) // 2])
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async def _stream(self, request: web.Request, made: _Generation) -> web.StreamResponse:
+        fault = made.fault or Fault(FaultKind.STATUS, after_tokens=1 << 30)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        await self._pause("headers")
+        for index, token in enumerate(made.tokens):
+            if index == fault.after_tokens:
+                await self._fail_in_stream(response, made, fault)
+                return response
+            last = index + 1 == len(made.tokens)
+            await _event(response, self._chunk(made, token, "length" if last else None))
+            if index == 0:
+                await self._pause("token")
+        if (made.body.get("stream_options") or {}).get("include_usage"):
+            await _event(response, {**self._chunk(made, "", None), "choices": [], "usage": _usage(made)})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _fail_in_stream(self, response: web.StreamResponse, made: _Generation, fault: Fault) -> None:
+        if fault.kind is FaultKind.STALL:
+            await asyncio.Event().wait()
+        if fault.kind is FaultKind.CUT:
+            return
+        if fault.kind is FaultKind.ERROR_FINISH:
+            await _event(response, self._chunk(made, "", "error"))
+        else:
+            await _event(response, {"error": {"message": "engine failed", "type": "InternalServerError"}})
+        await response.write(b"data: [DONE]\n\n")
+
+    def _chunk(self, made: _Generation, token: str, finish: str | None) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
+        choice |= {"delta": {"content": token}} if made.chat else {"text": token}
+        return {"id": f"cmpl-{made.request_id}", "model": self.model, "choices": [choice], "usage": None}
+
+    async def _pause(self, point: str) -> None:
+        if point in self.pauses:
+            await self.pauses[point].wait_here()
+
+
+def render(path: str, body: Mapping[str, Any]) -> str:
+    """The prompt as text: token ids as numbers, a chat with its tools in front."""
+    if path.endswith("/chat/completions"):
+        tools = json.dumps(body["tools"], sort_keys=True) if body.get("tools") else ""
+        return tools + " ".join(f"<{m['role']}> {m.get('content') or ''}" for m in body["messages"])
+    prompt = body["prompt"]
+    return prompt if isinstance(prompt, str) else " ".join(str(part) for part in prompt)
+
+
+def _usage(made: _Generation) -> dict[str, int]:
+    return {
+        "prompt_tokens": made.prompt_tokens,
+        "completion_tokens": len(made.tokens),
+        "total_tokens": made.prompt_tokens + len(made.tokens),
+    }
+
+
+def _error(status: int, message: str, kind: str = "BadRequestError") -> web.Response:
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    return web.json_response({"error": error}, status=status)
+
+
+async def _event(response: web.StreamResponse, chunk: Mapping[str, Any]) -> None:
+    await response.write(b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n")

@@ -1,0 +1,29 @@
+"""Fixtures of the gateway's tests."""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from gateway_fleet import Fleet
+
+from eldr.gateway.settings import GatewaySettings
+
+
+@pytest.fixture
+async def make_fleet() -> AsyncIterator[Callable[..., Awaitable[Fleet]]]:
+    """Makes a started fleet; settings of the gateway by name."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(prefills: int = 1, decodes: int = 2, **settings) -> Fleet:
+            fleet = Fleet(prefills, decodes, GatewaySettings(**settings))
+            stack.push_async_callback(fleet.stop)
+            await fleet.start()
+            return fleet
+
+        yield make
+
+
+@pytest.fixture
+async def fleet(make_fleet) -> Fleet:
+    """One prefill and two decode engines behind a gateway with default settings."""
+    return await make_fleet()
