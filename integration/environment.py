@@ -60,6 +60,7 @@ def install(folder: Path) -> None:
     before = stamp.read_text() if stamp.exists() else ""
     if before == state:
         return
+    folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < NEEDED_BYTES:
         sys.exit(
@@ -79,7 +80,7 @@ def install(folder: Path) -> None:
 
 def prepare(folder: Path) -> Path:
     """Interpreter of the ready environment. Concurrent calls wait for one another."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_name(folder.name + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         install(folder)
