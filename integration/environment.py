@@ -7,11 +7,13 @@ patched vLLM. With nothing to do this takes a second. ELDR_PYTHON names the inte
 your own instead (a GPU build of vLLM, say); that one is checked, never changed.
 """
 
+import ctypes
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -113,6 +115,12 @@ def own(python: Path) -> Path:
     return python
 
 
+def end_with_parent() -> None:
+    """Has the kernel send SIGTERM to this process, and so to the command, when tox dies without a word."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
 def main(arguments: list[str]) -> None:
     """Entry point."""
     if len(arguments) < 2:
@@ -130,6 +138,7 @@ def main(arguments: list[str]) -> None:
     if found is None:
         sys.exit(f"environment: no command {command!r} in {scripts}")
     sys.stdout.flush()
+    end_with_parent()
     os.execve(found, [found, *rest], environment)
 
 
