@@ -153,12 +153,6 @@ class EldrConnector(NixlPullConnector):  # type: ignore[misc]
         if self._scheduler_side is not None:
             self._scheduler_side.arrived(request)
 
-    def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
-        """Blocks were allocated, some of them perhaps to be filled from outside."""
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
-        if self._scheduler_side is not None:
-            self._scheduler_side.allocated(request, num_external_tokens)
-
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:
         """Adds the step's plan to the inner connector's metadata."""
         side = self._scheduler_side

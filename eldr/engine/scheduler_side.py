@@ -45,8 +45,7 @@ class SchedulerSide:
         self._group = group.index
         self._block_size = group.block_size
         self._requests: dict[str, Request] = {}
-        self._forget: list[int] = []
-        self._external: dict[str, int] = {}
+        self._fresh: list[int] = []
         self._prompt_tokens: dict[str, int] = {}
         self._server = WorkerServer(config, info)
         self._counts = DecodeCounts(info.geometry, config.max_tracked_requests)
@@ -56,8 +55,23 @@ class SchedulerSide:
         if info.role is WorkerRole.PREFILL:
             self.handoff = PrefillHandoff(info.geometry, config.recent_signatures, self._publish)
             self._service = PrefillServicer(info, self.handoff, lambda: float(kv_cache_manager.usage))
+            self._watch_allocations(kv_cache_manager.block_pool)
         else:
             self._service = DecodeServicer(info, config)
+
+    def _watch_allocations(self, block_pool: Any) -> None:
+        """Notes every block that the pool hands out: its row must keep nothing of an earlier owner (case 1.1).
+
+        What is then computed here is counted; what is loaded from elsewhere stays uncovered, whoever loads it.
+        """
+        allocate = block_pool.get_new_blocks
+
+        def noting(num_blocks: int) -> Any:
+            blocks = allocate(num_blocks)
+            self._fresh.extend(block.block_id for block in blocks)
+            return blocks
+
+        block_pool.get_new_blocks = noting
 
     def watch(self, scheduler: Any) -> None:
         """Takes the patched scheduler's state as this worker's; prefill workers report none."""
@@ -100,25 +114,6 @@ class SchedulerSide:
         ):
             log.warning("decode_counts_refused", limit=self._config.max_tracked_requests)
 
-    def allocated(self, request: Request, external_tokens: int) -> None:
-        """Blocks were allocated to a request whose next `external_tokens` tokens come from outside.
-
-        Such blocks hold KV that was not computed here: their rows must not keep what an earlier owner left
-        (case 1.1). Blocks that are filled later have no hash yet; `plan` sees to those filled in this step.
-        """
-        if external_tokens:
-            self._external[request.request_id] = external_tokens
-            blocks = self._kv_cache_manager.get_blocks(request.request_id).blocks[self._group]
-            self._forget.extend(
-                block.block_id for block in blocks if block.block_hash is None and not block.is_null
-            )
-
-    def _foreign_blocks(self, request_id: str, first: int) -> list[int]:
-        """Blocks of a request that (re)starts at position `first` and that were not computed here as a whole."""
-        external = self._external.pop(request_id, 0)
-        start = max(0, first - external) // self._block_size * self._block_size
-        return self._blocks(request_id, start, first - start)
-
     def _blocks(self, request_id: str, first: int, tokens: int) -> list[int]:
         """KV blocks of positions `first` to `first + tokens - 1`."""
         blocks: list[int] = self._kv_cache_manager.get_block_ids(request_id)[self._group]
@@ -128,14 +123,10 @@ class SchedulerSide:
         """What the workers shall do with the picks of the step that was just scheduled."""
         first_of = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
         cached = scheduler_output.scheduled_cached_reqs
-        started = [*first_of, *cached.resumed_req_ids]
         first_of.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         prefill = self.handoff is not None
-        if prefill:
-            for request_id in started:
-                self._forget.extend(self._foreign_blocks(request_id, first_of[request_id]))
-        plan = StepPlan(forget=self._forget)
-        self._forget = []
+        plan = StepPlan(forget=self._fresh)
+        self._fresh = []
         for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
             request, first = self._requests[request_id], first_of[request_id]
             prompt = request.num_prompt_tokens
@@ -157,7 +148,6 @@ class SchedulerSide:
     def finished(self, request: Request, held: bool, params: dict[str, Any] | None) -> dict[str, Any] | None:
         """A request ended; returns the parameters of its answer."""
         self._requests.pop(request.request_id, None)
-        self._external.pop(request.request_id, None)
         if self.handoff is not None:
             self.handoff.finished(request.request_id, held, params)
         if self.decode_scheduler is not None:

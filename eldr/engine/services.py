@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as aio_health
+from grpc_health.v1.health import aio as aio_health  # type: ignore[attr-defined]
 
 from eldr.engine.config import EngineConfig
 from eldr.engine.handoff import PrefillHandoff

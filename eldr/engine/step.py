@@ -33,7 +33,7 @@ class StepPlan:
     tokens: tokens scheduled in the step.
     decode_tokens: how many of them are decode tokens; the step is a decode step when all are.
     finishing: request -> KV blocks of its whole prompt, for prompts that this step completes.
-    forget: KV blocks whose contents were not computed here, so that their rows mean nothing.
+    forget: KV blocks handed out since the last plan; their rows start empty.
     tracked: request -> span of generated tokens whose picks are wanted.
     spans: request -> span of all its tokens; only where the model runner gives no slot mapping (V2).
     """
