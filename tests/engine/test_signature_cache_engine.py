@@ -2,14 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip(
-    "torch", reason="collected only where the engine is; conftest refuses a run without it"
-)
-
-from eldr.engine.signature_cache import SignatureCache  # noqa: E402
+from eldr.engine.signature_cache import SignatureCache
 
 pytestmark = pytest.mark.engine
 
