@@ -38,13 +38,14 @@ def eligible_decoders(
 def loads(views: Sequence[DecoderView]) -> Floats:
     """Requests in flight, float64 [decoders].
 
-    A decoder that has never reported counts as loaded as the mean of those that have, plus the router's own
+    A decoder that has never reported counts as the mean of what the others reported, plus the router's own
     bookings there: neither shunned nor flooded (case 3.7).
     """
     in_flight = np.array([view.in_flight for view in views], dtype=np.float64)
     silent = np.array([view.state is None for view in views])
     if silent.any() and not silent.all():
-        in_flight[silent] += in_flight[~silent].mean()
+        reported = [view.in_flight - len(view.unreported) for view in views if view.state is not None]
+        in_flight[silent] += sum(reported) / len(reported)
     return in_flight
 
 

@@ -31,7 +31,7 @@ class SurvivalTable:
 
     Rows are the decoders of the fleet in the order given, flattened [layers * experts]. A decoder that runs
     nothing, or has not counted yet, is described by all its bookings and no frequencies; one that has never
-    reported also takes the mean of those that have. Frequencies of another shape make a row of NaN, which no
+    reported also takes the mean of what the others reported. Frequencies of another shape make a row of NaN, which no
     policy picks.
     """
 
@@ -52,12 +52,11 @@ class SurvivalTable:
         self._update(fleet, signature.shape)
         q = self._shares(signature)
         survival, union = self._survival, self._union
-        silent = np.array([view.state is None for view in fleet])
-        if silent.any() and not silent.all():
-            neutral = survival[~silent].mean(axis=0)
-            survival = survival.copy()
-            survival[silent] *= neutral
-            union = union.copy()
+        silent = [index for index, view in enumerate(fleet) if view.state is None]
+        if silent and len(silent) < len(fleet):
+            reported = [self._base(view.state) for view in fleet if view.state is not None]
+            survival, union = survival.copy(), union.copy()
+            survival[silent] *= np.mean(reported, axis=0)
             union[silent] = 1.0 - survival[silent].mean(axis=1)
         growth = (survival @ q).astype(np.float64) / q.size
         return union, growth
@@ -88,11 +87,11 @@ class SurvivalTable:
         self._union[index] = 1.0 - float(survival.mean())
         self._rows[index] = _Row(view, bookings)
 
-    def _base(self, state: DecoderState | None) -> Floats32 | float:
+    def _base(self, state: DecoderState | None) -> Floats32:
         if state is None or state.hit_frequency is None or not _has_frequencies(state):
-            return 1.0
+            return np.ones(self._survival.shape[1], np.float32)
         if state.hit_frequency.shape != self._shape:
-            return float("nan")
+            return np.full(self._survival.shape[1], np.nan, np.float32)
         return 1.0 - state.hit_frequency.ravel()
 
     def _shares(self, signature: ExpertSignature) -> Floats32:
