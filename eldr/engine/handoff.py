@@ -112,13 +112,22 @@ class PrefillHandoff:
     def ask_release(self, request_id: str) -> bool:
         """Asks the engine to free a held transfer in its next step; False when it is not held. Any thread.
 
-        While a transfer is held the engine keeps stepping, so the request never waits for other work.
+        `request_id` is the engine's own, or the X-Request-Id of a leg whose sender never saw the answer. While
+        a transfer is held the engine keeps stepping, so the request never waits for other work.
         """
         with self._lock:
-            if request_id not in self._held:
+            held = self._held_as(request_id)
+            if held is None:
                 return False
-            self._asked.append(request_id)
+            self._asked.append(held)
             return True
+
+    def _held_as(self, request_id: str) -> str | None:
+        """The engine's id of a held transfer: vLLM puts the kind before an X-Request-Id and a suffix after it."""
+        if request_id in self._held:
+            return request_id
+        begins = (f"cmpl-{request_id}-", f"chatcmpl-{request_id}-")
+        return next((held for held in self._held if held.startswith(begins)), None)
 
     def take_releases(self) -> list[str]:
         """Transfers to free now, each once. Engine thread."""

@@ -128,3 +128,13 @@ def test_nothing_of_10000_requests_is_left() -> None:
         state.step_ended({name})
     assert state.held == len(state._awaiting) == len(state._asked) == 0
     assert len(state._recent) == 4
+
+
+@pytest.mark.parametrize("held", ["cmpl-leg-1-0-8f3a2b1c", "chatcmpl-leg-1-8f3a2b1c"])
+def test_a_transfer_whose_answer_was_never_seen_is_released_by_the_id_of_its_leg(held: str) -> None:
+    state = handoff()
+    state.finished(held, True, {})
+    assert not state.ask_release("1")
+    assert not state.ask_release("0")
+    assert state.ask_release("leg-1")
+    assert state.take_releases() == [held]
