@@ -25,6 +25,9 @@ FORWARDED_HEADERS = ("Authorization", "X-Session-ID", "X-Vllm-Priority", "tracep
 DOMAIN_HEADER = "x-eldr-domain"
 MAX_HEADER_CHARS = 256
 
+SETTLE_S = 10.0
+"""How long a stopping gateway waits for releases of workers and routers that do not answer."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -43,6 +46,7 @@ class GatewayServer:
         self._requests: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._hurry = asyncio.Event()
         self._draining = False
         self._cutting = False
         self._runner: web.AppRunner | None = None
@@ -69,17 +73,25 @@ class GatewayServer:
         """Not ready at once, running requests within `grace_s` seconds, then an error event; gives all back."""
         self._draining = True
         log.info("draining", requests=len(self._requests), grace_s=grace_s)
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._idle.wait()
-        except TimeoutError:
-            self._cutting = True
-            for task in list(self._requests):
-                task.cancel()
+        ends = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._hurry)]
+        await asyncio.wait(ends, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        self._cutting = True
+        for task in list(self._requests):
+            task.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
-        await self._releases.settled()
-        log.info("stopped", counts={str(name): count for name, count in self._counts.items()})
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await self._releases.settled()
+        except TimeoutError:
+            log.warning("releases_unfinished", after_s=SETTLE_S)
+        log.info("stopped", counts={str(name): count for name, count in self._counts.items() if count})
+
+    def hurry(self) -> None:
+        """Ends the grace time of a `stop` that is running."""
+        self._hurry.set()
 
     @web.middleware
     async def _errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,0 +1,136 @@
+"""`eldr gateway`: the OpenAI API in front of prefill and decode workers."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from importlib.metadata import version
+from typing import Any
+
+import click
+import structlog
+
+from eldr.cli.main import effective
+from eldr.client import RouterClient
+from eldr.gateway.bookings import Releases, release_transfer
+from eldr.gateway.coordinator import Coordinator
+from eldr.gateway.counters import Counts
+from eldr.gateway.engine_client import EngineClient
+from eldr.gateway.server import GatewayServer
+from eldr.gateway.settings import GatewaySettings
+
+log = structlog.get_logger()
+
+SETTINGS = {
+    "connect_timeout_s": "Connection to a worker, the wait for a free one included.",
+    "prefill_timeout_s": "A whole prefill leg, its queue included.",
+    "handoff_timeout_s": "Prefill reply to decode leg; inside the 30 s KV lease.",
+    "first_token_timeout_s": "Start of a streaming decode leg to its first event.",
+    "idle_timeout_s": "Between two chunks of a stream.",
+    "decode_timeout_s": "A whole decode leg that does not stream.",
+    "attempts": "Pairs of legs that are tried for one request.",
+    "connections_per_worker": "Connections to one worker, at most.",
+    "max_body_bytes": "Largest request body.",
+}
+
+
+def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A flag for each field of GatewaySettings; those in seconds drop the `_s`."""
+    for entry in reversed(fields(GatewaySettings)):
+        flag = "--" + entry.name.removesuffix("_s").replace("_", "-")
+        seconds = entry.name.endswith("_s")
+        function = click.option(
+            flag,
+            entry.name,
+            type=float if seconds else int,
+            default=entry.default,
+            show_default=True,
+            metavar="SECONDS" if seconds else "INTEGER",
+            help=SETTINGS[entry.name],
+        )(function)
+    return function
+
+
+@click.command(name="gateway")
+@click.option(
+    "--listen", default="127.0.0.1:8000", show_default=True, help="host:port; port 0 takes a free one."
+)
+@click.option(
+    "--router",
+    default="127.0.0.1:7700",
+    show_default=True,
+    envvar="ELDR_ROUTER",
+    help="host:port of the router; several, separated by commas, are tried in this order.",
+)
+@click.option(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for running requests after SIGTERM or Ctrl-C; a second signal ends it.",
+)
+@settings_options
+@click.pass_context
+def command(ctx: click.Context, /, listen: str, router: str, grace_s: float, **options: Any) -> None:
+    """Serve the OpenAI API over prefill and decode workers.
+
+    \b
+    POST /v1/completions, /v1/chat/completions    streaming or not
+    GET  /v1/models, /health, /version
+
+    What is refused and why, the headers and the time limits: docs/gateway.md.
+    """
+    host, port = _address("--listen", listen)
+    routers = [text.strip() for text in router.split(",")]
+    for text in routers:
+        _address("--router", text)
+    try:
+        settings = GatewaySettings(**options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    log.info("settings", **effective(ctx))
+    asyncio.run(_serve(host, port, routers, grace_s, settings))
+
+
+def _address(flag: str, text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isdigit() and int(port) < 1 << 16):
+        raise click.BadParameter(f"must be host:port, got {text!r}", param_hint=flag)
+    return host.strip("[]"), int(port)
+
+
+async def _serve(host: str, port: int, routers: list[str], grace_s: float, settings: GatewaySettings) -> None:
+    counts = Counts()
+    engines = EngineClient(settings, counts)
+    async with RouterClient(routers) as router:
+        releases = Releases(router, release_transfer, counts)
+        coordinator = Coordinator(engines, releases, settings, time.monotonic)
+        server = GatewayServer(coordinator, releases, settings, version("eldr"))
+        try:
+            log.info("gateway_started", listen=await server.start(host, port), routers=routers)
+        except OSError as error:
+            await engines.close()
+            raise click.ClickException(
+                f"cannot listen on {host}:{port}: {error.strerror or error}"
+            ) from error
+        await _signalled(server)
+        await server.stop(grace_s)
+        await engines.close()
+
+
+async def _signalled(server: GatewayServer) -> None:
+    """Returns at the first SIGTERM or SIGINT; the second one ends the grace time."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+
+    def on_signal() -> None:
+        if asked.is_set():
+            server.hurry()
+        asked.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await asked.wait()

@@ -1,0 +1,190 @@
+"""The gateway with a real router and real worker services; only the engines are fakes."""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from gateway_fleet import text_of
+
+from eldr.client import RouterClient
+from eldr.gateway.bookings import Releases, release_transfer
+from eldr.gateway.coordinator import Coordinator
+from eldr.gateway.counters import Counts, Event
+from eldr.gateway.engine_client import EngineClient
+from eldr.gateway.server import GatewayServer
+from eldr.gateway.settings import GatewaySettings
+from eldr.router.server import RouterServer
+from eldr.router.settings import RouterSettings
+from eldr.rpc.codec import signature_to_text
+from eldr.testing.fake_engine import FakeEngine, FakeTransfers, Fault, FaultKind, Pause
+from eldr.testing.fake_services import FakeDecodeWorker, FakePrefillWorker
+from eldr.testing.signatures import fake_signature
+
+BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 5, "seed": 7}
+
+
+class HeldTransfers(set[str]):
+    """What the prefill worker's gRPC service holds is what its engine holds."""
+
+    def __init__(self, transfers: FakeTransfers) -> None:
+        super().__init__()
+        self._transfers = transfers
+
+    def __contains__(self, transfer_id: object) -> bool:
+        return transfer_id in self._transfers.held
+
+    def discard(self, transfer_id: str) -> None:
+        self._transfers.end(transfer_id, "released")
+
+
+class LiveFleet:
+    """One prefill and three decode workers, a router, a gateway."""
+
+    def __init__(self) -> None:
+        self.transfers = FakeTransfers()
+        self.prefill = FakeEngine("p0", self.transfers)
+        self.decodes = [FakeEngine(f"d{index}", self.transfers) for index in range(3)]
+        self.services: list[FakePrefillWorker | FakeDecodeWorker] = []
+        self.counts = Counts()
+
+    async def start(self, stack: contextlib.AsyncExitStack) -> None:
+        for engine in (self.prefill, *self.decodes):
+            await stack.enter_async_context(engine)
+        service = await stack.enter_async_context(FakePrefillWorker("p0", http_url=self.prefill.url))
+        service.held = HeldTransfers(self.transfers)
+        self.services.append(service)
+        for engine in self.decodes:
+            worker = FakeDecodeWorker(engine.worker_id, http_url=engine.url)
+            self.services.append(await stack.enter_async_context(worker))
+        server = RouterServer(RouterSettings(policy="jsq", workers=tuple(s.address for s in self.services)))
+        port = await server.start("127.0.0.1:0")
+        stack.push_async_callback(server.stop, 0.0, 0.0)
+        self.router = await stack.enter_async_context(RouterClient(f"127.0.0.1:{port}"))
+        self.releases = Releases(self.router, release_transfer, self.counts)
+        settings = GatewaySettings()
+        engines = EngineClient(settings, self.counts)
+        stack.push_async_callback(engines.close)
+        coordinator = Coordinator(engines, self.releases, settings, time.monotonic)
+        self.server = GatewayServer(coordinator, self.releases, settings, "1.2.3")
+        self.url = "http://" + await self.server.start("127.0.0.1", 0)
+        stack.push_async_callback(self.server.stop, 0.0)
+        self.http = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        )
+        async for fleet in self.router.watch_fleet():
+            if len(fleet.workers) == 4 and not any(worker.reason for worker in fleet.workers):
+                break
+
+    async def complete(self, body: dict) -> tuple[int, dict]:
+        async with self.http.post(self.url + "/v1/completions", json=body) as response:
+            return response.status, await response.json()
+
+    async def bookings(self) -> dict[str, int]:
+        return {worker.info.worker_id: worker.bookings for worker in await self.router.workers()}
+
+
+@pytest.fixture
+async def live() -> AsyncIterator[LiveFleet]:
+    async with contextlib.AsyncExitStack() as stack:
+        fleet = LiveFleet()
+        await fleet.start(stack)
+        yield fleet
+
+
+async def test_requests_are_served_and_no_booking_is_left(live):
+    answers = await asyncio.gather(*(live.complete({**BODY, "seed": seed}) for seed in range(12)))
+    assert {status for status, _ in answers} == {200}
+    await live.releases.settled()
+    assert set((await live.bookings()).values()) == {0}
+    assert live.transfers.ended == {"pulled": 12}
+
+
+async def test_the_signature_of_the_prefill_leg_steers_without_a_fallback(live):
+    text = signature_to_text(fake_signature((2, 3), tokens=3))
+    live.prefill.signature = lambda rendered: text
+    await live.router.set_policy("union-cost")
+    decisions = live.router.watch_decisions()
+    first = asyncio.ensure_future(anext(decisions))
+    await asyncio.sleep(0.05)
+    status, _ = await live.complete(BODY)
+    decision = (await first).decision
+    assert (status, decision.policy, decision.fallback) == (200, "union-cost", "")
+    await decisions.aclose()
+
+
+async def test_a_text_that_is_no_signature_is_a_fallback_and_the_request_is_served(live):
+    live.prefill.signature = lambda rendered: "no signature"
+    assert (await live.complete(BODY))[0] == 200
+    assert live.counts[Event.BAD_SIGNATURE] == 1
+
+
+@pytest.mark.parametrize("point", ["accepted", "headers", "token"])
+async def test_a_hundred_clients_that_leave_leave_no_load_and_the_next_ones_spread(live, point):
+    """Case 3.1: all loads 0, then a restarted decoder gets its share of 21 requests and no more."""
+    pause = Pause()
+    for engine in live.decodes:
+        engine.pauses[point] = pause
+    clients = [asyncio.create_task(live.complete({**BODY, "stream": True})) for _ in range(100)]
+    await pause.wait_reached(100)
+    assert sum((await live.bookings()).values()) == 100
+    for client in clients:
+        client.cancel()
+    await asyncio.wait(clients)
+    async with asyncio.timeout(10):
+        while live.counts[Event.CLIENT_GONE] < 100:  # noqa: ASYNC110 - the far end of a socket has no event
+            await asyncio.sleep(0.01)
+        await live.releases.settled()
+    assert set((await live.bookings()).values()) == {0}
+    assert not live.transfers.held
+
+    await live.services[1].restart()
+    async for fleet in live.router.watch_fleet():
+        if not any(worker.reason for worker in fleet.workers):
+            break
+    pause = Pause()
+    for engine in live.decodes:
+        engine.requests.clear()
+        engine.pauses = {"accepted": pause}
+    clients = [asyncio.create_task(live.complete(BODY)) for _ in range(21)]
+    await pause.wait_reached(21)
+    assert Counter({engine.worker_id: len(engine.requests) for engine in live.decodes}) == {
+        "d0": 7,
+        "d1": 7,
+        "d2": 7,
+    }
+    pause.go_on()
+    assert {status for status, _ in await asyncio.gather(*clients)} == {200}
+
+
+async def test_a_hand_off_that_no_decoder_took_is_released_over_grpc(live):
+    """Cases 2.2 and 2.30."""
+    for engine in live.decodes:
+        await engine.stop()
+    status, reply = await live.complete(BODY)
+    assert status == 502
+    assert "worker d" in reply["error"]["message"]
+    await live.releases.settled()
+    assert live.transfers.ended == {"released": 1}
+    assert live.services[0].calls["ReleaseTransfer"] == 1
+    assert set((await live.bookings()).values()) == {0}
+
+
+async def test_a_transfer_of_an_earlier_process_is_not_released_in_a_later_one(live):
+    prefill = live.services[0]
+    live.transfers.hold("t1", "prompt")
+    assert not await release_transfer(prefill.address, "t1", "an-earlier-process")
+    assert await release_transfer(prefill.address, "t1", prefill.info.incarnation)
+
+
+async def test_outputs_do_not_depend_on_which_decoder_failed_before(live):
+    want = text_of((await live.complete(BODY))[1])
+    live.decodes[0].fault = Fault(FaultKind.STATUS, status=503)
+    live.decodes[1].fault = Fault(FaultKind.RESET)
+    for _ in range(6):
+        status, reply = await live.complete(BODY)
+        assert (status, text_of(reply)) == (200, want)
+    assert live.transfers.stale_pulls == 0
