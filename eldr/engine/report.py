@@ -8,7 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerM
 
 
 @dataclass(slots=True)
-class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
+class StepReport:
     """Worker to scheduler, once per step with tokens.
 
     layers: MoE layer indices of this report, the first axis of everything below.
@@ -26,9 +26,8 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     picks: dict[str, npt.NDArray[np.int32]] = field(default_factory=dict)
     misses: int = 0
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
-        """Joins the reports of two pipeline ranks, which own disjoint layers (case 1.18)."""
-        assert isinstance(other, StepReport)
+    def joined(self, other: "StepReport") -> "StepReport":
+        """The reports of two pipeline ranks as one; they own disjoint layers (case 1.18)."""
         layers = self.layers + other.layers
         order = np.argsort(layers, kind="stable")
 
@@ -47,3 +46,23 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
             picks={r: join(1, p, other.picks[r]) for r, p in self.picks.items() if r in other.picks},
             misses=self.misses + other.misses,
         )
+
+
+@dataclass(slots=True)
+class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """One rank's report beside whatever the inner connector reports. Either may be missing."""
+
+    report: StepReport | None
+    inner: KVConnectorWorkerMetadata | None
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
+        """Joins two ranks. Ranks that only repeat what another one reports send no report."""
+        assert isinstance(other, WorkerMetadata)
+        mine, theirs = self.report, other.report
+        report = mine.joined(theirs) if mine is not None and theirs is not None else mine or theirs
+        inner = self.inner
+        if inner is None:
+            inner = other.inner
+        elif other.inner is not None:
+            inner = inner.aggregate(other.inner)
+        return WorkerMetadata(report, inner)

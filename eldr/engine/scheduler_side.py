@@ -6,7 +6,6 @@ import structlog
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from eldr.engine.config import EngineConfig
@@ -146,8 +145,9 @@ class SchedulerSide:
         return plan
 
     def finished(self, request: Request, held: bool, params: dict[str, Any] | None) -> dict[str, Any] | None:
-        """A request ended; returns the parameters of its answer."""
-        self._requests.pop(request.request_id, None)
+        """A request ended; returns the parameters of its answer. A second call changes nothing."""
+        if self._requests.pop(request.request_id, None) is None:
+            return params
         if self.handoff is not None:
             self.handoff.finished(request.request_id, held, params)
         if self.decode_scheduler is not None:
@@ -159,10 +159,9 @@ class SchedulerSide:
             return counted
         return params
 
-    def reported(self, output: KVConnectorOutput) -> None:
-        """The workers' report of a step is in."""
-        report = output.kv_connector_worker_meta
-        if isinstance(report, StepReport):
+    def reported(self, report: StepReport | None, sent: set[str]) -> None:
+        """A step's results are in: the workers' report, and the transfers that are over."""
+        if report is not None:
             if self.handoff is not None:
                 for request_id, counts in report.counts.items():
                     self.handoff.completed(request_id, self._prompt_tokens.pop(request_id), counts)
@@ -171,5 +170,5 @@ class SchedulerSide:
             if self.decode_scheduler is not None:
                 self.decode_scheduler.reported(report)
         if self.handoff is not None:
-            self.handoff.step_ended(output.finished_sending or set())
+            self.handoff.step_ended(sent)
         self._counts.step_ended()

@@ -86,8 +86,8 @@ def test_reports_of_two_pipeline_ranks_join_by_layer_whatever_their_order() -> N
         )
 
     for joined in (
-        report((0, 2)).aggregate(report((1, 3))),
-        report((1, 3)).aggregate(report((0, 2))),
+        report((0, 2)).joined(report((1, 3))),
+        report((1, 3)).joined(report((0, 2))),
     ):
         assert joined.layers == (0, 1, 2, 3)
         assert joined.counts["a"][:, 0].tolist() == [0, 1, 2, 3]
@@ -108,12 +108,11 @@ def test_step_unions_and_decode_counts_equal_the_reference(
     unions: list[Any] = []
     reported = side.reported
 
-    def recording(output: Any) -> None:
-        report = output.kv_connector_worker_meta
+    def recording(report: Any, sent: set[str]) -> None:
         if report is not None and report.union is not None:
             assert report.decode_tokens == 8
             unions.append(np.unpackbits(report.union, axis=1, count=64).astype(bool))
-        reported(output)
+        reported(report, sent)
 
     side.reported = recording
     batch, steps = prompts[20:28], 19
