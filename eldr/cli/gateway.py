@@ -13,12 +13,13 @@ import structlog
 
 from eldr.cli.main import effective
 from eldr.client import RouterClient
-from eldr.gateway.bookings import Releases, release_transfer
+from eldr.gateway.bookings import Releases
 from eldr.gateway.coordinator import Coordinator
 from eldr.gateway.counters import Counts
 from eldr.gateway.engine_client import EngineClient
 from eldr.gateway.server import GatewayServer
 from eldr.gateway.settings import GatewaySettings
+from eldr.gateway.transfers import PrefillClients
 
 log = structlog.get_logger()
 
@@ -105,8 +106,9 @@ def _address(flag: str, text: str) -> tuple[str, int]:
 async def _serve(host: str, port: int, routers: list[str], grace_s: float, settings: GatewaySettings) -> None:
     counts = Counts()
     engines = EngineClient(settings, counts)
+    prefills = PrefillClients()
     async with RouterClient(routers) as router:
-        releases = Releases(router, release_transfer, counts)
+        releases = Releases(router, prefills.release_transfer, counts)
         coordinator = Coordinator(engines, releases, settings, time.monotonic)
         server = GatewayServer(coordinator, releases, settings, version("eldr"))
         try:
@@ -119,6 +121,7 @@ async def _serve(host: str, port: int, routers: list[str], grace_s: float, setti
         await _signalled(server)
         await server.stop(grace_s)
         await engines.close()
+        await prefills.close()
 
 
 async def _signalled(server: GatewayServer) -> None:

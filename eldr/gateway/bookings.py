@@ -1,4 +1,4 @@
-"""What a request holds elsewhere, and gives back whatever happens: bookings and the hand-off.
+"""Bookings that a request holds at the router, given back whatever happens.
 
 `release` is synchronous, idempotent and only starts the call, so that it runs through in any `finally`, under
 cancellation too. The call itself belongs to Releases, not to the request.
@@ -18,8 +18,6 @@ from eldr.client import (
     NoWorkerError,
     Outcome,
     PrefillReservation,
-    WorkerClient,
-    WorkerRef,
     WorkerStatus,
 )
 from eldr.gateway.counters import Counts, Event
@@ -62,15 +60,9 @@ class Router(Protocol):
 
 
 class TransferRelease(Protocol):
-    """`release_transfer`, or what stands in for it."""
+    """`PrefillClients.release_transfer`, or what stands in for it."""
 
     async def __call__(self, grpc_address: str, transfer_id: str, incarnation: str) -> bool: ...
-
-
-async def release_transfer(grpc_address: str, transfer_id: str, incarnation: str) -> bool:
-    """Frees a hand-off at the prefill worker, over a channel that ends with the call. Raises WorkerError."""
-    async with WorkerClient(grpc_address) as worker:
-        return await worker.release_transfer(transfer_id, incarnation)
 
 
 class Releases:
@@ -188,61 +180,28 @@ class DecodeBooking(_Booking):
         self.output_tokens: Callable[[], int] = int
 
     async def reserve(
-        self, request: ClientRequest, handoff: "Handoff", signature: str | None, exclude: list[str]
+        self,
+        request: ClientRequest,
+        prefill: PrefillBooking,
+        reply: PrefillReply,
+        signature: str | None,
+        exclude: list[str],
     ) -> DecodeReservation:
         """Raises RouterError, and CodecError on a signature that is none. Ends the prefill booking."""
         reservation = await self._reserve(
             self._releases.router.reserve_decode(
                 model=request.model,
                 signature=signature,
-                prompt_tokens=handoff.reply.prompt_tokens,
+                prompt_tokens=reply.prompt_tokens,
                 max_tokens=request.max_tokens,
                 domain=request.domain,
                 exclude=exclude,
                 reservation_id=self.id,
-                prefill_reservation_id=handoff.booking.id,
+                prefill_reservation_id=prefill.id,
             )
         )
-        handoff.booking.ended()
+        prefill.ended()
         return reservation
 
     async def _give_back(self) -> bool:
         return await self._releases.router.release_decode(self.id, self.outcome, self.output_tokens())
-
-
-class Handoff:
-    """The KV of one prompt, held at its prefill worker until a decoder pulls it or `release` frees it."""
-
-    def __init__(
-        self,
-        releases: Releases,
-        worker: WorkerRef,
-        booking: PrefillBooking,
-        reply: PrefillReply,
-        taken_at: float,
-    ) -> None:
-        self.worker = worker
-        self.booking = booking
-        self.reply = reply
-        self.taken_at = taken_at
-        self._releases = releases
-        self._held = True
-
-    def pulled(self) -> None:
-        """A decoder has answered out of this KV; its engine frees it."""
-        self._held = False
-
-    def release(self) -> None:
-        """Frees the KV at the prefill worker at once (cases 2.2, 2.30). Later calls do nothing."""
-        if self._held:
-            self._held = False
-            self._releases.start(self._release())
-
-    async def _release(self) -> None:
-        released = await self._releases.call("Handoff", self.reply.transfer_id, self._give_back)
-        self._releases.counts[Event.HANDOFF_RELEASED] += released
-
-    async def _give_back(self) -> bool:
-        return await self._releases.release_transfer(
-            self.worker.grpc_address, self.reply.transfer_id, self.worker.incarnation
-        )

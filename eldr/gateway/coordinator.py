@@ -9,7 +9,7 @@ import aiohttp
 import structlog
 
 from eldr.client import CodecError, DecodeReservation, NoWorkerError, Outcome, RouterError
-from eldr.gateway.bookings import DecodeBooking, Handoff, PrefillBooking, Releases
+from eldr.gateway.bookings import DecodeBooking, PrefillBooking, Releases
 from eldr.gateway.counters import Event
 from eldr.gateway.engine_client import EngineClient, deadline, read_all
 from eldr.gateway.errors import GatewayError, LegError, WorkerRefusalError, error_body, unavailable
@@ -24,10 +24,12 @@ from eldr.gateway.legs import (
 )
 from eldr.gateway.settings import GatewaySettings
 from eldr.gateway.stream import EventRelay
+from eldr.gateway.transfers import Handoff, Transfer
 
 log = structlog.get_logger()
 
 EVENT_STREAM = "text/event-stream"
+LEG_ID = "X-Request-Id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class _Course:
 
     def leg_headers(self, booking_id: str) -> dict[str, str]:
         """Every leg has an id of its own; the client's id never reaches an engine (case 2.15)."""
-        return {**self.request.headers, "X-Request-Id": f"eldr-{booking_id}"}
+        return {**self.request.headers, LEG_ID: f"eldr-{booking_id}"}
 
 
 class Coordinator:
@@ -93,7 +95,7 @@ class Coordinator:
         for attempt in range(1, self._settings.attempts + 1):
             if handoff is not None and self._remaining_s(handoff) <= 0:
                 self._counts[Event.HANDOFF_STALE] += 1
-                handoff.release()
+                handoff.transfer.release()
                 handoff = None
             try:
                 if handoff is None:
@@ -111,7 +113,7 @@ class Coordinator:
                     break
                 self._counts[Event.DECODE_RETRIED if handoff else Event.PREFILL_RETRIED] += 1
                 if handoff is not None and error.reached:
-                    handoff.release()
+                    handoff.transfer.release()
                     handoff = None
         assert course.failure is not None, "attempts is at least 1"
         raise course.failure.as_gateway_error()
@@ -127,20 +129,22 @@ class Coordinator:
             )
         ).worker
         course.headers["x-eldr-prefill"] = worker.worker_id
-        with booking.ends_with_the_leg(worker.worker_id):
+        headers = course.leg_headers(booking.id)
+        transfer = Transfer(self._releases, worker, headers[LEG_ID])
+        course.held.callback(transfer.release)
+        with booking.ends_with_the_leg(worker.worker_id), transfer.ends_unless_reached():
             async with deadline(worker.worker_id, self._settings.prefill_timeout_s, "the prefill leg"):
                 response = await self._engines.post(
                     worker,
                     request.endpoint,
                     json.dumps(prefill_body(request)).encode(),
-                    course.leg_headers(booking.id),
+                    headers,
                     self._settings.connect_timeout_s,
                 )
                 course.held.callback(response.close)
                 reply = read_prefill_reply(await read_all(worker.worker_id, response))
-        handoff = Handoff(self._releases, worker, booking, reply, self._clock())
-        course.held.callback(handoff.release)
-        return handoff
+        transfer.answered(reply.transfer_id)
+        return Handoff(worker, booking, transfer, reply, self._clock())
 
     async def _decode(self, course: _Course, handoff: Handoff) -> Answer:
         """Books a decoder for the hand-off and returns its answer, a stream once its first event is there."""
@@ -163,23 +167,28 @@ class Coordinator:
                 )
                 course.held.callback(response.close)
                 body = await self._first_of(response, worker.worker_id, booking)
-        handoff.pulled()
+        handoff.transfer.ended()
         return Answer(response.status, response.content_type, course.headers, body)
 
     async def _reserve_decode(
         self, course: _Course, handoff: Handoff, booking: DecodeBooking
     ) -> DecodeReservation:
         """By the prefill worker's signature alone (case 1.15); without one the router takes load only."""
-        request = course.request
         signature = handoff.reply.signature
         if signature is None:
             self._counts[Event.NO_SIGNATURE] += 1
+
+        async def reserve(text: str | None) -> DecodeReservation:
+            return await booking.reserve(
+                course.request, handoff.booking, handoff.reply, text, sorted(course.failed)
+            )
+
         try:
-            return await booking.reserve(request, handoff, signature, sorted(course.failed))
+            return await reserve(signature)
         except CodecError as error:
             self._counts[Event.BAD_SIGNATURE] += 1
             log.warning("bad_signature", prefill=handoff.worker.worker_id, error=str(error))
-        return await booking.reserve(request, handoff, None, sorted(course.failed))
+        return await reserve(None)
 
     async def _first_of(
         self, response: aiohttp.ClientResponse, worker_id: str, booking: DecodeBooking
@@ -210,4 +219,4 @@ class Coordinator:
             booking.outcome = Outcome.COMPLETED
 
     def _remaining_s(self, handoff: Handoff) -> float:
-        return self._settings.handoff_timeout_s - (self._clock() - handoff.taken_at)
+        return self._settings.handoff_timeout_s - (self._clock() - handoff.taken_at_s)

@@ -13,7 +13,7 @@ class Event(StrEnum):
     PREFILL_RETRIED = "prefill_retried"
     DECODE_RETRIED = "decode_retried"
     HANDOFF_STALE = "handoff_stale"
-    HANDOFF_RELEASED = "handoff_released"
+    TRANSFER_RELEASED = "transfer_released"
     RELEASE_FAILED = "release_failed"
     CONNECTION_RETRIED = "connection_retried"
     STREAM_FAILED = "stream_failed"

@@ -16,42 +16,12 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
 
-
-class FaultKind(StrEnum):
-    """What goes wrong with one request."""
-
-    STATUS = "status"
-    """Answers with `status` and `message` at once."""
-    HANG = "hang"
-    """Takes the request and never answers."""
-    RESET = "reset"
-    """Takes the request and closes the connection."""
-    ERROR_PAYLOAD = "error_payload"
-    """HTTP 200 with an error object, in a stream after `after_tokens` and followed by [DONE] as vLLM does."""
-    ERROR_FINISH = "error_finish"
-    """HTTP 200 with finish_reason "error" and no text."""
-    CUT = "cut"
-    """The stream ends without [DONE] after `after_tokens`; a JSON answer breaks off."""
-    STALL = "stall"
-    """The stream falls silent after `after_tokens`."""
-    NO_HANDOFF = "no_handoff"
-    """A prefill reply without kv_transfer_params."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault, for one request."""
-
-    kind: FaultKind
-    status: int = 500
-    message: str = "made to fail"
-    after_tokens: int = 0
+from eldr.testing.faults import Fault, FaultKind, Pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,35 +46,19 @@ class FakeTransfers:
         """A prompt is complete and waits for a decoder."""
         self.held[transfer_id] = rendered
 
+    def find(self, transfer_id: str) -> str | None:
+        """The held transfer of this id, or of the leg with this X-Request-Id."""
+        begin = f"cmpl-{transfer_id}-"
+        return next((held for held in self.held if held == transfer_id or held.startswith(begin)), None)
+
     def end(self, transfer_id: str, how: str) -> bool:
         """Frees a transfer; `how` is counted. False when it was not held."""
-        self.ended[how] += transfer_id in self.held
-        return self.held.pop(transfer_id, None) is not None
-
-
-class Pause:
-    """A point that requests reach and wait at."""
-
-    def __init__(self) -> None:
-        self.reached = 0
-        self._arrived = asyncio.Condition()
-        self._open = asyncio.Event()
-
-    async def wait_here(self) -> None:
-        """For the engine."""
-        async with self._arrived:
-            self.reached += 1
-            self._arrived.notify_all()
-        await self._open.wait()
-
-    async def wait_reached(self, count: int = 1) -> None:
-        """Returns when `count` requests are or were here."""
-        async with self._arrived:
-            await self._arrived.wait_for(lambda: self.reached >= count)
-
-    def go_on(self) -> None:
-        """Lets all go on, later ones too."""
-        self._open.set()
+        held = self.find(transfer_id)
+        if held is None:
+            return False
+        self.ended[how] += 1
+        del self.held[held]
+        return True
 
 
 @dataclass(slots=True)
@@ -132,7 +86,8 @@ class FakeEngine:
 
     A refused decode leg frees its hand-off, as vLLM's HTTP layer does, unless `frees_refused` is off.
     `faults` are used up one a request, `fault` holds for every other one. `pauses` maps "accepted" (before any
-    byte of the answer), "headers" (stream begun, no event yet) or "token" (after the first event) to a Pause.
+    byte of the answer), "prefilled" (KV held, not yet answered), "headers" (stream begun, no event yet) or "token"
+    (after the first event) to a Pause.
     """
 
     def __init__(
@@ -308,6 +263,7 @@ class FakeEngine:
             reply["prompt_token_ids"] = list(range(made.prompt_tokens))
         if prefill and kind is not FaultKind.NO_HANDOFF:
             reply["kv_transfer_params"] = self._hold(made)
+            await self._pause("prefilled")
         if kind is FaultKind.CUT:
             return await self._break_off(request, json.dumps(reply).encode())
         return web.json_response(reply)

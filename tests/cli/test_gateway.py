@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from eldr.cli.gateway import command
 from eldr.router.server import RouterServer
 from eldr.router.settings import RouterSettings
-from eldr.testing.fake_engine import FakeEngine, FakeTransfers, Pause
+from eldr.testing.fake_engine import FakeEngine, FakeTransfers
 from eldr.testing.fake_services import FakeDecodeWorker, FakePrefillWorker
+from eldr.testing.faults import Pause
 
 BODY = {"model": "fake", "prompt": "one two", "max_tokens": 3, "stream": True}
 

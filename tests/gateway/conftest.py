@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from gateway_fleet import Fleet
 
+from eldr.gateway import transfers
 from eldr.gateway.settings import GatewaySettings
 
 
 @pytest.fixture
-async def make_fleet() -> AsyncIterator[Callable[..., Awaitable[Fleet]]]:
+async def make_fleet(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Awaitable[Fleet]]]:
     """Makes a started fleet; settings of the gateway by name."""
+    monkeypatch.setattr(transfers, "UNSEEN_DELAY_S", 0.05)
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(prefills: int = 1, decodes: int = 2, **settings) -> Fleet:

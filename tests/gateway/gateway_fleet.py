@@ -30,7 +30,8 @@ from eldr.gateway.engine_client import EngineClient
 from eldr.gateway.server import GatewayServer
 from eldr.gateway.settings import GatewaySettings
 from eldr.signature.geometry import ModelGeometry
-from eldr.testing.fake_engine import FakeEngine, FakeTransfers, Pause
+from eldr.testing.fake_engine import FakeEngine, FakeTransfers
+from eldr.testing.faults import Pause
 
 GEOMETRY = ModelGeometry((0, 1), 8, 2, "fake-model")
 

@@ -5,15 +5,14 @@ import asyncio
 import grpc
 import pytest
 
-from eldr.client import NoWorkerError, Outcome, RouterUnreachableError, WorkerUnreachableError
+from eldr.client import NoWorkerError, Outcome, RouterUnreachableError
 from eldr.gateway import bookings
-from eldr.gateway.bookings import Handoff, PrefillBooking, Releases
+from eldr.gateway.bookings import PrefillBooking, Releases
 from eldr.gateway.counters import Counts, Event
 from eldr.gateway.errors import LegError, WorkerRefusalError
-from eldr.gateway.legs import PrefillReply, ReplyError
-from eldr.rpc.worker_status import WorkerRef
+from eldr.gateway.legs import ReplyError
+from eldr.gateway.transfers import PrefillClients
 
-WORKER = WorkerRef("p0", "i1", "http://p0", "p0:1")
 UNREACHABLE = RouterUnreachableError(grpc.StatusCode.UNAVAILABLE, "connection refused")
 
 
@@ -43,11 +42,7 @@ async def router() -> Router:
 @pytest.fixture
 def releases(router, monkeypatch) -> Releases:
     monkeypatch.setattr(bookings, "RETRY_DELAYS_S", (0.0, 0.0))
-
-    async def release_transfer(grpc_address, transfer_id, incarnation) -> bool:
-        return await router.release_prefill(transfer_id, Outcome.ABANDONED)
-
-    return Releases(router, release_transfer, Counts())
+    return Releases(router, PrefillClients().release_transfer, Counts())
 
 
 async def booked(router: Router, releases: Releases) -> PrefillBooking:
@@ -57,28 +52,18 @@ async def booked(router: Router, releases: Releases) -> PrefillBooking:
     return booking
 
 
-def handoff(booking: PrefillBooking, releases: Releases) -> Handoff:
-    return Handoff(releases, WORKER, booking, PrefillReply({}, "t1", None, 3, None), taken_at=0.0)
-
-
 async def test_a_release_twice_has_no_second_effect(router, releases):
     booking = await booked(router, releases)
-    held = handoff(booking, releases)
-    for _ in range(2):
-        booking.release()
-        held.release()
-    await releases.settled()
-    assert sorted(router.released) == [Outcome.ABANDONED, Outcome.CANCELLED]
-    assert releases.counts[Event.HANDOFF_RELEASED] == 1
-
-
-async def test_what_the_router_or_a_decoder_ended_is_not_released(router, releases):
-    booking = await booked(router, releases)
-    held = handoff(booking, releases)
-    booking.ended()
-    held.pulled()
     booking.release()
-    held.release()
+    booking.release()
+    await releases.settled()
+    assert router.released == [Outcome.CANCELLED]
+
+
+async def test_a_booking_that_the_router_ended_is_not_released(router, releases):
+    booking = await booked(router, releases)
+    booking.ended()
+    booking.release()
     await releases.settled()
     assert router.released == []
 
@@ -121,7 +106,7 @@ async def test_a_reservation_without_an_answer_may_have_been_made_and_is_release
 @pytest.mark.parametrize(("failures", "done"), [(2, True), (3, False)])
 async def test_a_release_is_tried_three_times(router, releases, failures, done):
     booking = await booked(router, releases)
-    router.failures = [WorkerUnreachableError(grpc.StatusCode.UNAVAILABLE, "refused")] * failures
+    router.failures = [UNREACHABLE] * failures
     booking.release()
     await releases.settled()
     assert bool(router.released) is done

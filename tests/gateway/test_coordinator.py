@@ -9,7 +9,7 @@ from gateway_fleet import streamed_text, text_of
 from eldr.client import Outcome
 from eldr.gateway.counters import Event
 from eldr.rpc.codec import CodecError
-from eldr.testing.fake_engine import Fault, FaultKind
+from eldr.testing.faults import Fault, FaultKind
 
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 5, "seed": 7, "temperature": 0.8}
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "say it"}], "max_tokens": 4, "seed": 3}

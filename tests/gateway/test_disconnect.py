@@ -38,6 +38,7 @@ async def all_given_back(fleet) -> None:
     ("leg", "point", "stream"),
     [
         ("prefill", "accepted", False),
+        ("prefill", "prefilled", False),
         ("decode", "accepted", False),
         ("decode", "accepted", True),
         ("decode", "headers", True),
@@ -52,6 +53,7 @@ async def test_clients_that_leave_during_a_leg_leave_nothing_behind(fleet, leg, 
     await pause.wait_reached(CLIENTS)
     await leave(clients)
     await all_given_back(fleet)
+    assert not fleet.transfers.ended["pulled"] or leg == "decode"
     assert {released[1] for released in fleet.router.released} == {Outcome.CANCELLED}
     assert sum(engine.aborted for engine in engines) == CLIENTS
 

@@ -10,7 +10,7 @@ from gateway_fleet import events_of, streamed_text, text_of
 
 from eldr.client import NoWorkerError, Outcome, RouterUnreachableError
 from eldr.gateway.counters import Event
-from eldr.testing.fake_engine import Fault, FaultKind
+from eldr.testing.faults import Fault, FaultKind
 
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 5, "seed": 7}
 
@@ -189,6 +189,8 @@ async def test_a_prefill_worker_that_fails_is_replaced(make_fleet):
             status, reply = await fleet.complete(BODY)
             assert (status, text_of(reply)) == (200, await fleet.text_of_plain(BODY))
         assert fleet.counts[Event.PREFILL_RETRIED] == 1
+        await fleet.settled()
+        assert fleet.nothing_is_held()
 
 
 async def test_a_prefill_reply_without_a_hand_off_is_a_502_and_no_decode_only_run(fleet):

@@ -11,17 +11,19 @@ import pytest
 from gateway_fleet import text_of
 
 from eldr.client import RouterClient
-from eldr.gateway.bookings import Releases, release_transfer
+from eldr.gateway.bookings import Releases
 from eldr.gateway.coordinator import Coordinator
 from eldr.gateway.counters import Counts, Event
 from eldr.gateway.engine_client import EngineClient
 from eldr.gateway.server import GatewayServer
 from eldr.gateway.settings import GatewaySettings
+from eldr.gateway.transfers import PrefillClients
 from eldr.router.server import RouterServer
 from eldr.router.settings import RouterSettings
 from eldr.rpc.codec import signature_to_text
-from eldr.testing.fake_engine import FakeEngine, FakeTransfers, Fault, FaultKind, Pause
+from eldr.testing.fake_engine import FakeEngine, FakeTransfers
 from eldr.testing.fake_services import FakeDecodeWorker, FakePrefillWorker
+from eldr.testing.faults import Fault, FaultKind, Pause
 from eldr.testing.signatures import fake_signature
 
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 5, "seed": 7}
@@ -35,7 +37,7 @@ class HeldTransfers(set[str]):
         self._transfers = transfers
 
     def __contains__(self, transfer_id: object) -> bool:
-        return transfer_id in self._transfers.held
+        return self._transfers.find(str(transfer_id)) is not None
 
     def discard(self, transfer_id: str) -> None:
         self._transfers.end(transfer_id, "released")
@@ -64,7 +66,9 @@ class LiveFleet:
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.stop, 0.0, 0.0)
         self.router = await stack.enter_async_context(RouterClient(f"127.0.0.1:{port}"))
-        self.releases = Releases(self.router, release_transfer, self.counts)
+        self.prefills = PrefillClients()
+        stack.push_async_callback(self.prefills.close)
+        self.releases = Releases(self.router, self.prefills.release_transfer, self.counts)
         settings = GatewaySettings()
         engines = EngineClient(settings, self.counts)
         stack.push_async_callback(engines.close)
@@ -176,8 +180,8 @@ async def test_a_hand_off_that_no_decoder_took_is_released_over_grpc(live):
 async def test_a_transfer_of_an_earlier_process_is_not_released_in_a_later_one(live):
     prefill = live.services[0]
     live.transfers.hold("t1", "prompt")
-    assert not await release_transfer(prefill.address, "t1", "an-earlier-process")
-    assert await release_transfer(prefill.address, "t1", prefill.info.incarnation)
+    assert not await live.prefills.release_transfer(prefill.address, "t1", "an-earlier-process")
+    assert await live.prefills.release_transfer(prefill.address, "t1", prefill.info.incarnation)
 
 
 async def test_outputs_do_not_depend_on_which_decoder_failed_before(live):
