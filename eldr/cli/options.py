@@ -1,6 +1,6 @@
 """Options and small conversions that several verbs share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -17,3 +17,28 @@ def router_option(function: F) -> F:
         help="host:port of the router.",
         envvar="ELDR_ROUTER",
     )(function)
+
+
+def policy_option(*flags: str) -> Callable[[F], F]:
+    """`KEY=NUMBER`, repeatable, as the parameter `policy_options`: a dict."""
+    return click.option(
+        *flags,
+        "policy_options",
+        multiple=True,
+        metavar="KEY=NUMBER",
+        callback=_numbers,
+        help="Option of the policy; repeat it for more.",
+    )
+
+
+def _numbers(_ctx: click.Context, _param: click.Parameter, pairs: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        try:
+            found[key.strip()] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals or not key.strip():
+            raise click.BadParameter(f"must be KEY=NUMBER, such as tau=0.1, got {pair!r}")
+    return found

@@ -53,8 +53,8 @@ class RouterClient:
     """
 
     def __init__(self, addresses: str | Sequence[str], timeout_s: float = UNARY_TIMEOUT_S) -> None:
-        self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
-        if not self._addresses or not all(self._addresses):
+        self.addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        if not self.addresses or not all(self.addresses):
             raise ValueError(f"addresses must name at least one host:port, got {addresses!r}")
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be positive, got {timeout_s}")
@@ -268,13 +268,13 @@ class RouterClient:
         return getattr(self._stubs[key], name)
 
     def _order(self) -> list[int]:
-        count = len(self._addresses)
+        count = len(self.addresses)
         return [(self._preferred + step) % count for step in range(count)]
 
     async def _call(self, service: Service, name: str, request: Any) -> Any:
         order = self._order()
         for index in order:
-            address = self._addresses[index]
+            address = self.addresses[index]
             try:
                 answer = await self._method(address, service, name)(request, timeout=self._timeout_s)
             except grpc.aio.AioRpcError as error:
@@ -288,7 +288,7 @@ class RouterClient:
     async def _stream(self, service: Service, name: str, request: Any) -> AsyncGenerator[Any, None]:
         order = self._order()
         for index in order:
-            address = self._addresses[index]
+            address = self.addresses[index]
             call = self._method(address, service, name)(request)
             begun = False
             try:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from eldr.calibration.profile import Profile
+from eldr.calibration.profile import Profile, ProfileError
 from eldr.router.broadcast import Broadcast
 from eldr.router.counters import Counters
-from eldr.router.errors import NoWorkerError, ProfileMismatchError, UnknownModelError
+from eldr.router.errors import NoWorkerError, UnknownModelError
 from eldr.router.fleet import Fleet, Member, Report
 from eldr.router.ledger import Ledger
 from eldr.router.messages import Answer, Booked, DecisionMade
@@ -27,7 +27,6 @@ from eldr.routing.step_time import StepTimes, observe
 from eldr.rpc.outcome import Outcome
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
 from eldr.rpc.worker_status import WorkerStatus
-from eldr.signature.geometry import GeometryError, ModelGeometry
 
 log = structlog.get_logger()
 
@@ -188,7 +187,7 @@ class RouterCore:
         Raises FleetMismatchError, ProfileMismatchError.
         """
         if self._profile is not None:
-            _require_profile(self._profile, info.geometry, f"worker {info.worker_id}")
+            self._profile.require_geometry(info.geometry)
         changed = self.fleet.register(info, self._clock())
         if changed:
             self._views.pop(info.worker_id, None)
@@ -298,7 +297,7 @@ class RouterCore:
         return self._profile
 
     def load_profile(self, profile: Profile) -> None:
-        """Replaces the profile, also for the policy in force. Raises ProfileMismatchError."""
+        """Replaces the profile, also for the policy in force. Raises ProfileError."""
         self._take_profile(profile)
         self._policy = make_policy(self._policy.name, self._policy.options, self._sources())
         log.info("profile_loaded", fingerprint=profile.fingerprint, clusters=profile.clusters)
@@ -307,9 +306,11 @@ class RouterCore:
 
     def _take_profile(self, profile: Profile) -> None:
         if not profile.fingerprint:
-            raise ProfileMismatchError("the profile has no fingerprint, so no live signature fits it")
+            raise ProfileError(
+                "fingerprint is empty: the profile names no model, so no live signature fits it"
+            )
         if self.fleet.geometry is not None:
-            _require_profile(profile, self.fleet.geometry, "the fleet")
+            profile.require_geometry(self.fleet.geometry)
         self._profile = profile
 
     def _sources(self) -> Sources:
@@ -345,14 +346,6 @@ class RouterCore:
             dropped = ledger.drop_worker(worker_id)
             if dropped:
                 self.counters.add("eldr_reservations_dropped_total", dropped)
-
-
-def _require_profile(profile: Profile, geometry: ModelGeometry, name: str) -> None:
-    mine = ModelGeometry(profile.moe_layers, profile.experts, profile.top_k, profile.fingerprint)
-    try:
-        mine.require_same(geometry, "the profile", name)
-    except GeometryError as error:
-        raise ProfileMismatchError(str(error)) from error
 
 
 def _with_id(request: DecodeRequest) -> DecodeRequest:

@@ -9,9 +9,5 @@ class UnknownModelError(Exception):
     """The query names a model that the fleet does not serve."""
 
 
-class ProfileMismatchError(ValueError):
-    """A profile of another model than the fleet's; the message has both values."""
-
-
 class RequestError(ValueError):
     """A field of a request that is missing or out of range; the message names it."""

@@ -11,10 +11,10 @@ from contextlib import aclosing
 
 import structlog
 
+from eldr.calibration.profile import ProfileMismatchError
 from eldr.client.errors import WorkerError
 from eldr.client.worker_client import WorkerClient
 from eldr.router.core import RouterCore
-from eldr.router.errors import ProfileMismatchError
 from eldr.router.fleet import FleetMismatchError, Report
 from eldr.routing.state import DecoderState
 from eldr.rpc.codec import CodecError

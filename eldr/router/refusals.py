@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from eldr.calibration.profile import ProfileError
-from eldr.router.errors import NoWorkerError, ProfileMismatchError, RequestError, UnknownModelError
+from eldr.calibration.profile import ProfileError, ProfileMismatchError
+from eldr.router.errors import NoWorkerError, RequestError, UnknownModelError
 from eldr.router.fleet import FleetMismatchError, UnknownWorkerError
 from eldr.router.ledger import AlreadyReleasedError
 from eldr.routing.contract import PolicyError
@@ -25,9 +25,9 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     RequestError: grpc.StatusCode.INVALID_ARGUMENT,
     CodecError: grpc.StatusCode.INVALID_ARGUMENT,
     PolicyError: grpc.StatusCode.INVALID_ARGUMENT,
-    ProfileError: grpc.StatusCode.INVALID_ARGUMENT,
     FleetMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     ProfileMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
+    ProfileError: grpc.StatusCode.INVALID_ARGUMENT,
     AlreadyReleasedError: grpc.StatusCode.FAILED_PRECONDITION,
     UnknownWorkerError: grpc.StatusCode.NOT_FOUND,
     UnknownModelError: grpc.StatusCode.NOT_FOUND,

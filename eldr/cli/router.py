@@ -1,0 +1,146 @@
+"""`eldr router`: the central service."""
+
+import asyncio
+import signal
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import structlog
+
+from eldr.calibration.profile import Profile, ProfileError
+from eldr.cli.main import effective
+from eldr.cli.options import policy_option
+from eldr.router.fleet import HealthLimits
+from eldr.router.server import ListenError, RouterServer
+from eldr.router.settings import RouterSettings
+from eldr.routing.contract import PolicyError
+from eldr.routing.registry import DEFAULT_POLICY
+
+log = structlog.get_logger()
+
+DEFAULTS = {field.name: field.default for field in fields(RouterSettings)}
+
+
+@click.command(name="router")
+@click.option(
+    "--listen", default="127.0.0.1:7700", show_default=True, help="host:port; port 0 takes a free one."
+)
+@click.option("--policy", default=DEFAULT_POLICY, show_default=True, help="Policy to start with.")
+@policy_option("--policy-option")
+@click.option(
+    "--profile",
+    "profile_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Profile made by `eldr fit`, for policies that need one.",
+)
+@click.option(
+    "--worker",
+    "workers",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="gRPC address of a worker to look for; repeat it. Workers may also register themselves.",
+)
+@click.option(
+    "--stale-s",
+    type=float,
+    default=HealthLimits().stale_s,
+    show_default=True,
+    help="A worker that is silent for longer gets no new work.",
+)
+@click.option(
+    "--dead-s",
+    type=float,
+    default=HealthLimits().dead_s,
+    show_default=True,
+    help="A worker that is silent for longer counts as dead.",
+)
+@click.option(
+    "--reservation-ttl-s",
+    type=float,
+    default=DEFAULTS["reservation_ttl_s"],
+    show_default=True,
+    help="Life of a decode booking that no report of its decoder carries.",
+)
+@click.option(
+    "--prefill-ttl-s",
+    type=float,
+    default=DEFAULTS["prefill_ttl_s"],
+    show_default=True,
+    help="Life of a prefill booking that is not released.",
+)
+@click.option(
+    "--min-coverage",
+    type=float,
+    default=DEFAULTS["min_coverage"],
+    show_default=True,
+    help="Least covered share of a prompt for its signature to steer.",
+)
+@click.option(
+    "--report-period-s",
+    type=float,
+    default=DEFAULTS["report_period_s"],
+    show_default=True,
+    help="Longest time between two reports asked of a decoder.",
+)
+@click.option(
+    "--probe-period-s",
+    type=float,
+    default=DEFAULTS["probe_period_s"],
+    show_default=True,
+    help="Time between two questions to a prefill worker.",
+)
+@click.option("--seed", type=int, default=DEFAULTS["seed"], show_default=True, help="Seed of random choices.")
+@click.option("--reflection", is_flag=True, help="Serve gRPC reflection, for grpcurl and the like.")
+@click.option(
+    "--notice-s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="After SIGTERM, time between the health NOT_SERVING and the end.",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    listen: str,
+    profile_path: Path | None,
+    policy_options: Mapping[str, float],
+    stale_s: float,
+    dead_s: float,
+    notice_s: float,
+    **options: Any,
+) -> None:
+    """Serve routing decisions over gRPC.
+
+    Services, calls and status codes: docs/protocol.md.
+    """
+    try:
+        profile = Profile.load(profile_path) if profile_path else None
+        settings = RouterSettings(
+            health=HealthLimits(stale_s, dead_s), policy_options=policy_options, **options
+        )
+    except (ProfileError, OSError) as error:
+        raise click.BadParameter(str(error), param_hint="--profile") from error
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    log.info("settings", **effective(ctx))
+    try:
+        asyncio.run(_serve(settings, profile, listen, notice_s))
+    except (PolicyError, ProfileError) as error:
+        raise click.UsageError(str(error)) from error
+    except ListenError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _serve(settings: RouterSettings, profile: Profile | None, listen: str, notice_s: float) -> None:
+    server = RouterServer(settings, profile)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, ended.set)
+    await server.start(listen)
+    await ended.wait()
+    await server.stop(notice_s)
