@@ -181,6 +181,8 @@ class FakePrefillWorker(FakeWorker):
         super().__init__(worker_id, WorkerRole.PREFILL, **info)
         self.held: set[str] = set()
         self.signatures: dict[str, ExpertSignature] = {}
+        self.watched = asyncio.Event()
+        """Set once somebody watches signatures."""
         self._watchers: set[asyncio.Queue[str]] = set()
 
     def hand_off(self, transfer_id: str, signature: ExpertSignature | None = None) -> None:
@@ -226,6 +228,7 @@ class FakePrefillWorker(FakeWorker):
         await self._asked("WatchSignatures")
         queue: asyncio.Queue[str] = asyncio.Queue()
         self._watchers.add(queue)
+        self.watched.set()
         try:
             while True:
                 transfer_id = await queue.get()

@@ -252,20 +252,6 @@ async def test_a_proxy_in_the_environment_is_not_used(monkeypatch):
         assert (await client.workers())[0].health == "live"
 
 
-async def test_keepalive_pings_of_a_long_silent_call_are_permitted(monkeypatch):
-    """Case 4.3: pings at the client's interval while nothing is sent; the call survives."""
-    monkeypatch.setattr(rpc_settings, "KEEPALIVE_S", 0.2)
-    async with served() as (server, client):
-        fleet = client.watch_fleet()
-        await anext(fleet)
-        waiting = asyncio.create_task(anext(fleet))
-        await asyncio.sleep(2.0)
-        assert not waiting.done()
-        join(server, "d0")
-        assert [worker.info.worker_id for worker in (await waiting).workers] == ["d0"]
-        await fleet.aclose()
-
-
 async def test_every_unary_call_to_a_router_that_never_answers_has_a_deadline():
     """Case 4.10."""
     info = fake_info("d0", DECODE)
