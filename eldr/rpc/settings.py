@@ -9,6 +9,10 @@ KEEPALIVE_S = 20
 UNARY_TIMEOUT_S = 5.0
 """Deadline of a unary call where the caller gives none."""
 
+CONNECT_TIMEOUT_S = 2.0
+"""Longest time that one attempt to connect may take, handshake included: enough for a busy peer, and below
+UNARY_TIMEOUT_S, so that an address that swallows everything ends as unreachable."""
+
 MAX_RECONNECT_BACKOFF_S = 1.5
 """Longest pause before a channel tries a restarted worker again."""
 
@@ -32,7 +36,8 @@ def channel_options() -> Options:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # In gRPC's core this is the timeout of an attempt; pauses between attempts are the other two.
+        ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", int(MAX_RECONNECT_BACKOFF_S * 1000)),
     ]
 

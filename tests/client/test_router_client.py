@@ -123,6 +123,27 @@ async def test_a_router_without_workers_is_not_skipped(routers):
             await client.reserve_decode()
 
 
+async def test_a_router_that_is_slow_to_shake_hands_is_not_taken_for_unreachable(routers):
+    """A busy machine needs more than a moment for the first bytes."""
+    _, address = await routers.start("d0")
+    host, port = address.split(":")
+
+    async def copy(reader, writer):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+    async def slowly(reader, writer):
+        await asyncio.sleep(0.5)
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
+
+    async with await asyncio.start_server(slowly, "127.0.0.1", 0) as proxy:
+        near = proxy.sockets[0].getsockname()[1]
+        async with RouterClient(f"127.0.0.1:{near}") as client:
+            assert len(await client.workers()) == 1
+
+
 async def test_nobody_reachable_is_said_so_and_soon():
     async with RouterClient([NOWHERE, "127.0.0.1:2"], timeout_s=2.0) as client:
         begun_s = time.monotonic()
