@@ -226,3 +226,21 @@ def test_the_project_is_tied_to_no_ci_vendor() -> None:
     vendors = [".github", ".gitlab-ci.yml", ".travis.yml", ".circleci", "azure-pipelines.yml", "Jenkinsfile"]
     assert [name for name in vendors if (ROOT / name).exists()] == []
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
+
+
+def test_every_link_between_documents_leads_somewhere() -> None:
+    broken = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path, text in text_files()
+        if path.suffix == ".md"
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+        if not (path.parent / target).exists()
+    ]
+    assert broken == []
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    commands = [line for line in (ROOT / "README.md").read_text().splitlines() if ".tools tox &&" in line]
+    assert len(commands) == 2
+    assert "-e demo" in commands[0]
+    assert commands[1] == (ROOT / ".ci/run").read_text().splitlines()[-1]
