@@ -1,10 +1,12 @@
 """What the verbs that ask a running router share: one connection, and errors that say what to do."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import click
+from rich.console import Console
 
 from eldr.client import CodecError, RouterClient, RouterError, RouterUnreachableError
 
@@ -33,3 +35,9 @@ def ask(router: str, work: Callable[[RouterClient], Awaitable[Answer]]) -> Answe
 def number(value: Any, digits: int = 1) -> str:
     """A number for a table; a dash where there is none."""
     return "-" if value is None or value != value else f"{value:.{digits}f}"
+
+
+def console() -> Console:
+    """As wide as the terminal; wide enough for any table where the output goes elsewhere."""
+    found = Console()
+    return found if found.is_terminal or "COLUMNS" in os.environ else Console(width=200)

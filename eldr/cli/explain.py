@@ -8,10 +8,9 @@ from typing import Any
 
 import aiohttp
 import click
-from rich.console import Console
 from rich.table import Table
 
-from eldr.cli.calls import ask, number
+from eldr.cli.calls import ask, console, number
 from eldr.cli.options import router_option
 from eldr.client import CodecError, Decision, Outcome, RouterClient, WorkerClient, WorkerError
 
@@ -156,7 +155,7 @@ def _show(decision: Decision) -> None:
             "yes" if candidate.eligible else "no",
             candidate.reason,
         )
-    Console().print(table)
+    console().print(table)
     click.echo(f"{decision.policy}: {decision.worker_id or 'nobody'}, {decision.reason}")
     if decision.fallback:
         click.echo(f"fallback: {decision.fallback}")

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 from rich.table import Table
 
-from eldr.cli.calls import ask
+from eldr.cli.calls import ask, console
 from eldr.cli.options import router_option
 from eldr.client import WorkerStatus
 
@@ -26,7 +25,7 @@ def command(ctx: click.Context, router: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([_object(status) for status in found], indent=2))
     elif found:
-        Console().print(_table(found))
+        console().print(_table(found))
     else:
         click.echo("no worker is registered")
 

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 Event = TypeVar("Event")
@@ -10,18 +11,38 @@ Event = TypeVar("Event")
 
 class _Reader(Generic[Event]):
     def __init__(self, backlog: int) -> None:
-        self.events: deque[Event] = deque(maxlen=backlog)
-        self.dropped = 0
-        self.ready = asyncio.Event()
+        self._events: deque[Event] = deque(maxlen=backlog)
+        self._dropped = 0
+        self._closed = False
+        self._ready = asyncio.Event()
+
+    def push(self, event: Event) -> None:
+        self._dropped += len(self._events) == self._events.maxlen
+        self._events.append(event)
+        self._ready.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._ready.set()
+
+    def __aiter__(self) -> AsyncIterator[tuple[Event, int]]:
+        return self
+
+    async def __anext__(self) -> tuple[Event, int]:
+        while not self._events:
+            if self._closed:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        return self._events.popleft(), self._dropped
 
 
 class Broadcast(Generic[Event]):
-    """`publish` never waits. Readers see what is published after they began."""
+    """`publish` never waits. A reader sees everything that is published while it is subscribed."""
 
     def __init__(self, backlog: int = 256) -> None:
         self._backlog = backlog
         self._readers: set[_Reader[Event]] = set()
-        self._closed = False
 
     @property
     def readers(self) -> int:
@@ -31,25 +52,19 @@ class Broadcast(Generic[Event]):
     def publish(self, event: Event) -> None:
         """Hands an event to every reader."""
         for reader in self._readers:
-            reader.dropped += len(reader.events) == self._backlog
-            reader.events.append(event)
-            reader.ready.set()
+            reader.push(event)
 
     def close(self) -> None:
         """Readers end after what they already have."""
-        self._closed = True
         for reader in self._readers:
-            reader.ready.set()
+            reader.close()
 
-    async def watch(self) -> AsyncGenerator[tuple[Event, int], None]:
-        """Events with the number of events lost so far."""
+    @contextmanager
+    def subscribe(self) -> Iterator[AsyncIterator[tuple[Event, int]]]:
+        """Events from now on, each with the number of events that this reader has lost so far."""
         reader: _Reader[Event] = _Reader(self._backlog)
         self._readers.add(reader)
         try:
-            while not self._closed:
-                await reader.ready.wait()
-                reader.ready.clear()
-                while reader.events:
-                    yield reader.events.popleft(), reader.dropped
+            yield reader
         finally:
             self._readers.discard(reader)

@@ -86,8 +86,10 @@ class RouterServer:
             await asyncio.sleep(TICK_S)
 
     async def _keep_links(self) -> None:
-        async for _ in self.core.changes.watch():
+        with self.core.changes.subscribe() as changes:
             self._links.sync()
+            async for _ in changes:
+                self._links.sync()
 
 
 def _service_names() -> list[str]:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
@@ -96,7 +95,7 @@ class RouterServicer(routing_pb2_grpc.RouterServiceServicer):  # type: ignore[mi
     async def WatchDecisions(  # noqa: N802
         self, request: routing_pb2.WatchDecisionsRequest, context: Context
     ) -> AsyncIterator[routing_pb2.WatchDecisionsResponse]:
-        async with aclosing(self._core.decisions.watch()) as events:
+        with self._core.decisions.subscribe() as events:
             async for made, dropped in events:
                 yield routing_pb2.WatchDecisionsResponse(
                     reservation_id=made.reservation_id,
@@ -145,7 +144,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):  # type: ignore[misc]
         self, request: fleet_pb2.WatchFleetRequest, context: Context
     ) -> AsyncIterator[fleet_pb2.WatchFleetResponse]:
         # Subscribed before the first snapshot, so that no change falls between the two.
-        async with aclosing(self._core.changes.watch()) as changes:
+        with self._core.changes.subscribe() as changes:
             yield self._snapshot()
             async for _ in changes:
                 yield self._snapshot()

@@ -143,7 +143,3 @@ class StepTimes:
         if group not in self._models:
             self._models[group] = StepTimeModel()
         return self._models[group]
-
-    def groups(self) -> tuple[str, ...]:
-        """Groups seen so far."""
-        return tuple(sorted(self._models))
