@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from eldr.cluster.errors import ConfigError
 from eldr.cluster.ports import LOOPBACK, free_ports
@@ -25,7 +26,8 @@ class FleetConfig:
     """How many servers of which settings. Raises ConfigError where a field is out of range.
 
     `cores` are the CPUs to spread the servers over, one each; empty takes all that this process may use.
-    `start_together` servers start at the same time. The extra words go to the servers of one leg.
+    `start_together` servers start at the same time. The extra words go to the servers of one leg,
+    `connector_config` into the connector's extra config of all.
     """
 
     engine: EngineSettings
@@ -36,6 +38,7 @@ class FleetConfig:
     start_timeout_s: float = START_TIMEOUT_S
     prefill_args: tuple[str, ...] = ()
     decode_args: tuple[str, ...] = ()
+    connector_config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("prefill", "decode", "start_together"):
@@ -90,6 +93,7 @@ def plan_layout(config: FleetConfig, ports: Sequence[int], cores: Sequence[int])
             core=core,
             routers=(router,),
             extra_args=extra,
+            connector_config=config.connector_config,
         )
 
     decode = tuple(

@@ -21,11 +21,15 @@ WATCHDOG_EXIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run: a name that is unique in its supervisor, the words, and variables over the parent's."""
+    """What to run: a name that is unique in its supervisor, the words, and variables over the parent's.
+
+    A job ends by itself with status 0; a server does not end by itself.
+    """
 
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    is_job: bool = False
 
 
 class ManagedProcess:
@@ -135,19 +139,25 @@ class Supervisor:
             self.check()
             waited = time.monotonic() - process.started
             if waited > timeout_s:
+                state = "done" if process.command.is_job else "ready"
                 raise ClusterError(
-                    f"{name} was not ready in {timeout_s:.0f} s; end of {process.log_path}:\n"
+                    f"{name} was not {state} in {timeout_s:.0f} s; end of {process.log_path}:\n"
                     f"{process.log_tail()}"
                 )
             time.sleep(POLL_S)
         self.check()
         return time.monotonic() - process.started
 
+    def wait_ended(self, name: str, timeout_s: float) -> float:
+        """Waits for a job to end well, as `wait_ready` does for a server to be ready."""
+        process = self._processes[name]
+        return self.wait_ready(name, lambda: process.returncode() == 0, timeout_s)
+
     def check(self) -> None:
-        """Raises ClusterError with the end of its log where a process has ended by itself."""
+        """Raises ClusterError with the end of its log where a server has ended or a job has failed."""
         for process in self._processes.values():
             status = process.returncode()
-            if status is not None:
+            if status is not None and not (process.command.is_job and status == 0):
                 raise ClusterError(
                     f"{process.name} ended with status {status}; end of {process.log_path}:\n"
                     f"{process.log_tail()}"

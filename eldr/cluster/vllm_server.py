@@ -65,7 +65,8 @@ class VllmServer:
     """One server: its leg, its loopback ports and its core.
 
     `core` is the CPU that the worker's one thread is bound to, None to leave the thread unbound.
-    `grpc_port`, `nixl_port` and `routers` concern prefill and decode servers only.
+    `grpc_port`, `nixl_port`, `routers` and `connector_config` (further keys of the connector's extra config)
+    concern prefill and decode servers only.
     """
 
     name: str
@@ -78,6 +79,7 @@ class VllmServer:
     routers: tuple[str, ...] = ()
     extra_args: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = field(default_factory=dict)
+    connector_config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         needed = ("http_port",) if self.leg is Leg.WHOLE else ("http_port", "grpc_port", "nixl_port")
@@ -132,7 +134,8 @@ class VllmServer:
                     "http_url": self.http_url,
                     "state_period_s": self.settings.state_period_s,
                     "routers": list(self.routers),
-                }
+                },
+                **self.connector_config,
             },
         }
 
