@@ -41,6 +41,7 @@ DEFAULT_ROUTER = "127.0.0.1:7700"
 @click.option("--temperature", type=float, default=0.8, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Prompt number i samples with seed + i.")
 @click.option("--in-flight", type=int, default=32, show_default=True, help="Requests at the same time.")
+@click.option("--prompt-tokens", type=int, help="Keep at most this many tokens of a prompt, the last ones.")
 @click.option(
     "--ignore-eos/--stop-at-eos", default=True, show_default=True, help="Go on after the model's end token."
 )

@@ -35,7 +35,10 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class RecordSettings:
-    """How prompts are run. `seed` + position of the prompt seeds its sampling. Raises ValueError."""
+    """How prompts are run. `seed` + position of the prompt seeds its sampling. Raises ValueError.
+
+    `prompt_tokens` cuts prompts to their last tokens, None leaves them whole.
+    """
 
     output_tokens: int = 64
     temperature: float = 0.8
@@ -43,11 +46,14 @@ class RecordSettings:
     in_flight: int = 32
     timeout_s: float = 600.0
     ignore_eos: bool = True
+    prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, low in (("output_tokens", 2), ("temperature", 0.0), ("seed", 0), ("in_flight", 1)):
             if not getattr(self, name) >= low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        if self.prompt_tokens is not None and self.prompt_tokens < 1:
+            raise ValueError(f"prompt_tokens must be at least 1, got {self.prompt_tokens}")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
 
@@ -104,6 +110,8 @@ async def _record_one(
         "seed": settings.seed + position,
         "ignore_eos": settings.ignore_eos,
     }
+    if settings.prompt_tokens is not None:
+        body["truncate_prompt_tokens"] = settings.prompt_tokens
     try:
         first = await prefill(session, targets.prefill[position % len(targets.prefill)], body)
         decode_url = targets.decode[position % len(targets.decode)]

@@ -131,6 +131,18 @@ def test_waiting_too_long_shows_the_limit_and_the_end_of_the_log(tmp_path):
             supervisor.wait_ready("slow", lambda: False, 0.0)
 
 
+def test_a_job_may_end_by_itself_but_not_fail(tmp_path):
+    with Supervisor(tmp_path) as supervisor:
+        good = Command("good", (sys.executable, "-c", ""), is_job=True)
+        bad = Command("bad", (sys.executable, "-c", "raise SystemExit(5)"), is_job=True)
+        supervisor.start(good)
+        supervisor.wait_ended("good", LIMIT_S)
+        supervisor.check()
+        supervisor.start(bad)
+        with pytest.raises(ClusterError, match="bad ended with status 5"):
+            supervisor.wait_ended("bad", LIMIT_S)
+
+
 def test_variables_of_the_command_win_over_the_parents(tmp_path, monkeypatch):
     monkeypatch.setenv("ELDR_TEST_A", "parent")
     monkeypatch.setenv("ELDR_TEST_B", "parent")

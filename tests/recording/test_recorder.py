@@ -41,7 +41,13 @@ async def test_the_two_legs_carry_the_handoff_and_ask_for_counts(worker):
         "do_remote_prefill": True,
         "eldr_decode_counts": True,
     }
-    assert prefill["seed"] == decode["seed"] == 40
+    assert decode["seed"] == 40
+    assert "seed" not in prefill
+
+
+async def test_prompts_are_cut_where_a_length_is_set(worker):
+    await record(PROMPTS[:1], targets(worker), RecordSettings(output_tokens=2, prompt_tokens=9))
+    assert [body["truncate_prompt_tokens"] for body in worker.bodies] == [9, 9]
 
 
 async def test_known_layer_indices_are_kept(worker):
@@ -118,7 +124,14 @@ async def test_an_unreachable_worker_is_named(worker):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("output_tokens", 1), ("temperature", -0.1), ("seed", -1), ("in_flight", 0), ("timeout_s", 0.0)],
+    [
+        ("prompt_tokens", 0),
+        ("output_tokens", 1),
+        ("temperature", -0.1),
+        ("seed", -1),
+        ("in_flight", 0),
+        ("timeout_s", 0.0),
+    ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=field):
