@@ -1,7 +1,9 @@
-"""Makes the scripts of `integration/testbed`, which are not part of the package, importable."""
+"""Makes the scripts of `integration/`, which are not part of the package, importable."""
 
 import sys
 from pathlib import Path
 
-TESTBED = Path(__file__).parents[2] / "integration" / "testbed"
-sys.path.insert(0, str(TESTBED))
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "integration" / "testbed"))
+# Last, so that an installed eldr is still found before the checkout's.
+sys.path.append(str(ROOT))
