@@ -51,11 +51,13 @@ class PrefillHandoff:
 
     `request_finished` runs before the step's worker report is read, in the same `update_from_output`; the answer
     is serialised later. So the parameters go out with the signature's place reserved, and `completed` fills it.
+    `can_release` says whether the connector can free a held transfer before its own time.
     """
 
     geometry: ModelGeometry
     recent_limit: int
     on_signature: Callable[[str, ExpertSignature], None] = lambda _request_id, _signature: None
+    can_release: bool = True
     counters: HandoffCounters = field(default_factory=HandoffCounters)
     _awaiting: dict[str, dict[str, Any]] = field(default_factory=dict)
     _recent: OrderedDict[str, ExpertSignature] = field(default_factory=OrderedDict)
@@ -110,14 +112,16 @@ class PrefillHandoff:
         return len(self._held)
 
     def ask_release(self, request_id: str) -> bool:
-        """Asks the engine to free a held transfer in its next step; False when it is not held. Any thread.
+        """Asks the engine to free a held transfer in its next step; False when it is not held, or cannot be freed.
+
+        Any thread.
 
         `request_id` is the engine's own, or the X-Request-Id of a leg whose sender never saw the answer. While
         a transfer is held the engine keeps stepping, so the request never waits for other work.
         """
         with self._lock:
             held = self._held_as(request_id)
-            if held is None:
+            if held is None or not self.can_release:
                 return False
             self._asked.append(held)
             return True

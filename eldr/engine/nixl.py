@@ -1,10 +1,43 @@
-"""Keeps NIXL's progress thread from spinning a core. A seam, no patch: NIXL's own agent configuration."""
+"""NIXL's own tables and threads, which eldr reaches without a patch."""
 
 import importlib
+from typing import Any
 
 import structlog
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector
 
 log = structlog.get_logger()
+
+
+def nixl_schedulers(connector: Any) -> list[Any]:
+    """Scheduler sides of the NIXL connectors in `connector`: its own, or those behind a MultiConnector."""
+    if isinstance(connector, NixlBaseConnector):
+        return [connector.connector_scheduler]
+    return [side for child in getattr(connector, "sub_connectors", ()) for side in nixl_schedulers(child)]
+
+
+def expire_lease(connector: Any, request_id: str) -> None:
+    """Has the workers free a held transfer in the next step: a lease that has run out is what NIXL releases."""
+    for scheduler in nixl_schedulers(connector):
+        scheduler._reqs_need_send[request_id] = float("-inf")
+
+
+def spare_cores(connector_class: type, transfer: KVTransferConfig, delay_us: int) -> None:
+    """Keeps the NIXL agents that `transfer` asks for from spinning a core each; no effect without NIXL.
+
+    `delay_us` as for `set_progress_delay`.
+    """
+    own = transfer.kv_connector_extra_config
+    if issubclass(connector_class, NixlBaseConnector):
+        extras = [own]
+    else:
+        children = [child for child in own.get("connectors", ()) if "Nixl" in child.get("kv_connector", "")]
+        extras = [child.setdefault("kv_connector_extra_config", {}) for child in children]
+    for extra in extras:
+        extra.setdefault("num_threads", 0)
+    if extras:
+        set_progress_delay(delay_us)
 
 
 def set_progress_delay(delay_us: int) -> bool:

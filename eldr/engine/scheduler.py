@@ -1,7 +1,8 @@
 """The decode scheduler's own state, advertised to routers.
 
 Installed by the patch `0001-scheduler-state-hook` into V1's `Scheduler` and, through inheritance, into
-`AsyncScheduler`. The engine thread calls `on_schedule` and `on_update`; any thread may call `snapshot`.
+`AsyncScheduler`; without the patch the connector itself calls it. The engine thread calls `on_schedule` and
+`on_update`; any thread may call `snapshot`.
 """
 
 import time
@@ -93,9 +94,13 @@ class DecodeScheduler:
 
     def on_update(self, scheduler_output: Any) -> None:
         """Called by the patched scheduler when a step's results are in."""
+        self.step_ended(bool(scheduler_output.total_num_scheduled_tokens))
+
+    def step_ended(self, had_tokens: bool) -> None:
+        """A step's results are in; one without tokens ran nothing."""
         now = self._clock()
         scalars = replace(self._now)
-        if scheduler_output.total_num_scheduled_tokens and self._scheduled:
+        if had_tokens and self._scheduled:
             # With overlapping steps the time between two completions is what a token waits for.
             seconds = now - max(self._scheduled.popleft(), self._last_update)
             self._last_update = now

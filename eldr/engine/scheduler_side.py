@@ -6,14 +6,15 @@ import structlog
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from eldr.engine.config import EngineConfig
 from eldr.engine.decode_counts import WANTED_KEY, DecodeCounts
-from eldr.engine.handoff import PrefillHandoff
+from eldr.engine.handoff import SIGNATURE_KEY, PrefillHandoff
 from eldr.engine.kv_group import signature_group
 from eldr.engine.report import StepReport
 from eldr.engine.scheduler import DecodeScheduler
+from eldr.engine.seen_requests import SeenRequests
 from eldr.engine.services import DecodeServicer, PrefillServicer, WorkerServer
 from eldr.engine.step import Span, StepPlan
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
@@ -25,8 +26,15 @@ RESERVATION_KEY = "eldr_reservation_id"
 """Key of the router's reservation in the decode leg's `kv_transfer_params`."""
 
 
+COMPLETE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+
 class SchedulerSide:
-    """One per engine. `handoff` exists on prefill workers, `decode_scheduler` on patched decode workers."""
+    """One per engine. `handoff` exists on prefill workers, `decode_scheduler` on decode workers.
+
+    `scheduler` is vLLM's, None where the patch that hands it over is missing. `can_release` says whether the
+    connector can free a held transfer on request.
+    """
 
     def __init__(
         self,
@@ -35,10 +43,13 @@ class SchedulerSide:
         vllm_config: VllmConfig,
         kv_cache_config: KVCacheConfig,
         kv_cache_manager: Any,
+        scheduler: Any,
+        can_release: bool,
     ) -> None:
         self._config = config
         self._info = info
         self._kv_cache_manager = kv_cache_manager
+        self._scheduler_class = vllm_config.scheduler_config.get_scheduler_cls()
         self._needs_spans = bool(vllm_config.use_v2_model_runner)
         group = signature_group(kv_cache_config)
         self._group = group.index
@@ -46,17 +57,27 @@ class SchedulerSide:
         self._requests: dict[str, Request] = {}
         self._fresh: list[int] = []
         self._prompt_tokens: dict[str, int] = {}
+        # Running requests of which a connector said that their KV was sent: the scheduler frees them at their end.
+        self._sent_early: set[str] = set()
         self._server = WorkerServer(config, info)
         self._counts = DecodeCounts(info.geometry, config.max_tracked_requests)
+        self._seen: SeenRequests | None = None
         self.decode_scheduler: DecodeScheduler | None = None
         self.handoff: PrefillHandoff | None = None
         self._service: PrefillServicer | DecodeServicer
         if info.role is WorkerRole.PREFILL:
-            self.handoff = PrefillHandoff(info.geometry, config.recent_signatures, self._publish)
+            self.handoff = PrefillHandoff(
+                info.geometry, config.recent_signatures, self._publish, can_release=can_release
+            )
             self._service = PrefillServicer(info, self.handoff, lambda: float(kv_cache_manager.usage))
             self._watch_allocations(kv_cache_manager.block_pool)
         else:
-            self._service = DecodeServicer(info, config)
+            if scheduler is None:
+                scheduler = self._seen = SeenRequests(kv_cache_manager)
+            self.decode_scheduler = DecodeScheduler(
+                scheduler, info.geometry, config.hit_window_steps, self._membership_changed
+            )
+            self._service = DecodeServicer(info, config, self.decode_scheduler)
 
     def _watch_allocations(self, block_pool: Any) -> None:
         """Notes every block that the pool hands out: its row must keep nothing of an earlier owner (case 1.1).
@@ -72,24 +93,25 @@ class SchedulerSide:
 
         block_pool.get_new_blocks = noting
 
-    def watch(self, scheduler: Any) -> None:
-        """Takes the patched scheduler's state as this worker's; prefill workers report none."""
-        if isinstance(self._service, DecodeServicer):
-            service = self._service
-            self.decode_scheduler = service.scheduler = DecodeScheduler(
-                scheduler,
-                self._info.geometry,
-                self._config.hit_window_steps,
-                lambda: self._server.call_soon(service.membership_changed),
-            )
+    def _membership_changed(self) -> None:
+        service = self._service
+        if isinstance(service, DecodeServicer):
+            self._server.call_soon(service.membership_changed)
 
     def start(self) -> None:
-        """Starts the worker's gRPC services."""
-        if self._info.role is WorkerRole.DECODE and self.decode_scheduler is None:
-            log.error(
+        """Says which patches are missing, and starts the worker's gRPC services."""
+        fix = "run `eldr patch apply` and restart"
+        if self._seen is not None:
+            log.warning(
                 "scheduler_state_hook_missing",
-                missing="queue, step time, expert union and hit frequencies of this decoder",
-                fix="run `eldr patch apply` and restart",
+                instead="the connector counts this decoder's queue and times its steps by its own calls",
+                fix=fix,
+            )
+        if not hasattr(self._scheduler_class, "_ignore_late_kv_xfer_notice"):
+            log.error(
+                "late_notice_patch_missing",
+                risk="a client that disconnects at the wrong moment ends this engine",
+                fix=fix,
             )
         self._server.start(self._service)
 
@@ -105,6 +127,8 @@ class SchedulerSide:
     def arrived(self, request: Request) -> None:
         """A request entered the engine."""
         self._requests[request.request_id] = request
+        if self._seen is not None:
+            self._seen.arrived(request)
         params = request.kv_transfer_params or {}
         if self.decode_scheduler is not None:
             self.decode_scheduler.arrived(request.request_id, params.get(RESERVATION_KEY))
@@ -120,6 +144,9 @@ class SchedulerSide:
 
     def plan(self, scheduler_output: SchedulerOutput) -> StepPlan:
         """What the workers shall do with the picks of the step that was just scheduled."""
+        if self._seen is not None and self.decode_scheduler is not None:
+            self._seen.scheduled(scheduler_output)
+            self.decode_scheduler.on_schedule(scheduler_output)
         first_of = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
         cached = scheduler_output.scheduled_cached_reqs
         first_of.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -145,18 +172,29 @@ class SchedulerSide:
         return plan
 
     def finished(self, request: Request, held: bool, params: dict[str, Any] | None) -> dict[str, Any] | None:
-        """A request ended; returns the parameters of its answer. A second call changes nothing."""
-        if self._requests.pop(request.request_id, None) is None:
+        """A request ended; returns the parameters of its answer. A second call changes nothing.
+
+        `held` and `params` are what the inner connector says. The returned object must stay the answer's own: it
+        is filled later in this step.
+        """
+        request_id = request.request_id
+        if self._requests.pop(request_id, None) is None:
             return params
-        if self.handoff is not None:
-            self.handoff.finished(request.request_id, held, params)
-        if self.decode_scheduler is not None:
-            self.decode_scheduler.left(request.request_id)
-        counted = self._counts.finish(request.request_id)
+        # Blocks may also be held for a save of the connector's own, which no decoder will ever fetch.
+        waits_for_decoder = held and params is not None and request_id not in self._sent_early
+        self._sent_early.discard(request_id)
+        counted = self._counts.finish(request_id)
         if counted is not None:
-            # The same object must stay in the answer: it is filled later in this step.
             counted.update(params or {})
-            return counted
+            params = counted
+        if self.handoff is not None:
+            if params is None and _asks_for_signature(request):
+                params = {}
+            self.handoff.finished(request_id, waits_for_decoder, params)
+        if self.decode_scheduler is not None:
+            self.decode_scheduler.left(request_id)
+        if self._seen is not None:
+            self._seen.left(request_id)
         return params
 
     def reported(self, report: StepReport | None, sent: set[str]) -> None:
@@ -170,5 +208,15 @@ class SchedulerSide:
             if self.decode_scheduler is not None:
                 self.decode_scheduler.reported(report)
         if self.handoff is not None:
+            self._sent_early.update(request_id for request_id in sent if request_id in self._requests)
             self.handoff.step_ended(sent)
         self._counts.step_ended()
+        if self._seen is not None and self.decode_scheduler is not None:
+            # Workers report every step that had tokens.
+            self.decode_scheduler.step_ended(report is not None)
+
+
+def _asks_for_signature(request: Request) -> bool:
+    """Whether a complete answer shall carry the signature even where the connector says nothing of its own."""
+    params = request.kv_transfer_params or {}
+    return params.get(SIGNATURE_KEY) is True and request.status in COMPLETE

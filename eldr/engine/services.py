@@ -186,12 +186,12 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
 
     name = "eldr.v1.DecodeService"
 
-    def __init__(self, info: WorkerInfo, config: EngineConfig) -> None:
+    def __init__(self, info: WorkerInfo, config: EngineConfig, scheduler: DecodeScheduler) -> None:
         self._info = info
         self._config = config
+        self._scheduler = scheduler
         self._sequence = itertools.count(1)
         self._watchers: set[asyncio.Event] = set()
-        self.scheduler: DecodeScheduler | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers the service."""
@@ -202,36 +202,26 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
         for event in self._watchers:
             event.set()
 
-    async def _decoder(self, context: Any) -> DecodeScheduler:
-        if self.scheduler is None:
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                "this vLLM lacks the scheduler state hook: run `eldr patch apply` and restart",
-            )
-            raise AssertionError("abort raises")
-        return self.scheduler
-
-    def _state(self, scheduler: DecodeScheduler) -> decode_pb2.DecoderState:
-        state = scheduler.snapshot(self._info.worker_id, self._info.incarnation, next(self._sequence))
+    def _state(self) -> decode_pb2.DecoderState:
+        state = self._scheduler.snapshot(self._info.worker_id, self._info.incarnation, next(self._sequence))
         return encode_state(state)
 
     async def GetInfo(self, request: Any, context: Any) -> decode_pb2.DecodeServiceGetInfoResponse:  # noqa: N802
         return decode_pb2.DecodeServiceGetInfoResponse(info=encode_worker_info(self._info))
 
     async def GetState(self, request: Any, context: Any) -> decode_pb2.GetStateResponse:  # noqa: N802
-        return decode_pb2.GetStateResponse(state=self._state(await self._decoder(context)))
+        return decode_pb2.GetStateResponse(state=self._state())
 
     async def WatchState(  # noqa: N802
         self, request: Any, context: Any
     ) -> AsyncIterator[decode_pb2.WatchStateResponse]:
-        scheduler = await self._decoder(context)
         period = request.period_s or self._config.state_period_s
         changed = asyncio.Event()
         self._watchers.add(changed)
         try:
             while True:
                 changed.clear()
-                yield decode_pb2.WatchStateResponse(state=self._state(scheduler))
+                yield decode_pb2.WatchStateResponse(state=self._state())
                 await asyncio.sleep(self._config.state_min_gap_s)
                 try:
                     await asyncio.wait_for(changed.wait(), max(0.0, period - self._config.state_min_gap_s))
@@ -241,8 +231,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
             self._watchers.discard(changed)
 
     async def Drain(self, request: Any, context: Any) -> decode_pb2.DrainResponse:  # noqa: N802
-        scheduler = await self._decoder(context)
-        scheduler.draining = request.draining
+        self._scheduler.draining = request.draining
         self.membership_changed()
-        state = scheduler.snapshot(self._info.worker_id, self._info.incarnation, 0)
+        state = self._scheduler.snapshot(self._info.worker_id, self._info.incarnation, 0)
         return decode_pb2.DrainResponse(running=state.running, waiting=state.waiting)

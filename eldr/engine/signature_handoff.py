@@ -7,6 +7,7 @@ import structlog
 import torch
 import vllm
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -23,7 +24,8 @@ from vllm.v1.request import Request
 from eldr.engine.capture import CaptureError
 from eldr.engine.config import EngineConfig, EngineConfigError
 from eldr.engine.fingerprint import model_fingerprint
-from eldr.engine.nixl import set_progress_delay
+from eldr.engine.multi import check_name, check_place
+from eldr.engine.nixl import expire_lease, nixl_schedulers, spare_cores
 from eldr.engine.report import WorkerMetadata
 from eldr.engine.scheduler import DecodeScheduler
 from eldr.engine.scheduler_side import SchedulerSide
@@ -77,12 +79,12 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
         self._config = EngineConfig.from_extra_config(transfer.kv_connector_extra_config)
         self._role_of_worker = worker_role(vllm_config)
         check_parallelism(vllm_config)
+        check_name(type(self), vllm_config)
         delay_us = self._config.nixl_progress_delay_us
         if delay_us is None and current_platform.is_cpu():
             delay_us = CPU_PROGRESS_DELAY_US
         if delay_us is not None and delay_us >= 0:
-            transfer.kv_connector_extra_config.setdefault("num_threads", 0)
-            set_progress_delay(delay_us)
+            spare_cores(type(self), transfer, delay_us)
         super().__init__(vllm_config, role, kv_cache_config)
         self._worker: CaptureWorker | None = None
         self._plan: StepPlan | None = None
@@ -93,8 +95,9 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Binds the capture before graphs are recorded."""
+        check_place(self, get_kv_transfer_group())
         super().register_kv_caches(kv_caches)
-        self._worker = CaptureWorker(self._vllm_config, self.kv_cache_config, self._role_of_worker)
+        self._worker = CaptureWorker(self._vllm_config, self._kv_cache_config, self._role_of_worker)
         cache = self._worker.cache
         log.info(
             "expert_capture_bound",
@@ -134,18 +137,21 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
         layers: set[int] = set()
         inner: dict[tuple[int, int], KVConnectorHandshakeMetadata] = {}
         for rank, handshake in metadata.items():
-            assert isinstance(handshake, EldrHandshake)
+            assert isinstance(handshake, EldrHandshake), "check_place"
             layers.update(handshake.moe_layers)
             if handshake.inner is not None:
                 inner[rank] = handshake.inner
         if inner:
             super().set_xfer_handshake_metadata_pp_aware(inner)
-        info = self._worker_info(tuple(sorted(layers)))
         self._scheduler_side = SchedulerSide(
-            self._config, info, self._vllm_config, self.kv_cache_config, self._kv_cache_manager
+            self._config,
+            self._worker_info(tuple(sorted(layers))),
+            self._vllm_config,
+            self._kv_cache_config,
+            self._kv_cache_manager,
+            self._vllm_scheduler,
+            can_release=bool(nixl_schedulers(self)),
         )
-        if self._vllm_scheduler is not None:
-            self._scheduler_side.watch(self._vllm_scheduler)
         self._scheduler_side.start()
 
     def create_scheduler_tap(self, scheduler: Any) -> "SchedulerTap":
@@ -169,15 +175,11 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
         side = self._scheduler_side
         if side is not None and side.handoff is not None:
             for request_id in side.handoff.take_releases():
-                self._expire_lease(request_id)
+                expire_lease(self, request_id)
         metadata = super().build_connector_meta(scheduler_output)
         if side is not None:
             metadata.eldr_plan = side.plan(scheduler_output)
         return metadata
-
-    def _expire_lease(self, request_id: str) -> None:
-        """A lease that has run out is what NIXL's connectors release by themselves."""
-        self.connector_scheduler._reqs_need_send[request_id] = float("-inf")
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Reserves the signature's place in the answer's parameters."""
@@ -219,6 +221,7 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
         vllm_config = self._vllm_config
         model = vllm_config.model_config
         served = model.served_model_name
+        hookless = self._role_of_worker is WorkerRole.DECODE and self._vllm_scheduler is None
         return WorkerInfo(
             worker_id=self._config.worker_id,
             incarnation=self._config.incarnation,
@@ -233,7 +236,7 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
             ),
             served_model=served[0] if isinstance(served, list) else str(served),
             block_size=vllm_config.cache_config.block_size,
-            engine_version=f"vllm {vllm.__version__}",
+            engine_version=f"vllm {vllm.__version__}{', no scheduler hook' if hookless else ''}",
             max_model_len=model.max_model_len,
             max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
             kv_layout=f"{vllm_config.cache_config.cache_dtype}/{model.dtype}",

@@ -53,7 +53,11 @@ def reference(engine_environment: None) -> Any:
 
 @pytest.fixture(scope="module")
 def make_engine(engine_environment: None) -> Iterator[Callable[..., Any]]:
-    """Makes prefill engines with eldr's connector; the last one is shut down before the next starts."""
+    """Makes prefill engines with eldr's connector; the last one is shut down before the next starts.
+
+    `eldr` and `extra` are keys of eldr's and of the connector's own configuration, `transfer` of
+    --kv-transfer-config; everything else goes to LLM.
+    """
     from vllm import LLM
 
     running: list[Any] = []
@@ -78,6 +82,7 @@ def make_engine(engine_environment: None) -> Iterator[Callable[..., Any]]:
                 "kv_role": "kv_producer",
                 "kv_buffer_device": "cpu",
                 "kv_connector_extra_config": {"eldr": eldr, **settings.pop("extra", {})},
+                **settings.pop("transfer", {}),
             }
             defaults = {
                 "model": str(TESTBED / "model"),

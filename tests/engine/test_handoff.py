@@ -111,6 +111,14 @@ def test_an_unknown_transfer_is_not_released() -> None:
     assert not handoff().ask_release("nobody")
 
 
+def test_a_connector_that_cannot_free_a_transfer_early_says_so() -> None:
+    state = PrefillHandoff(GEOMETRY, 8, can_release=False)
+    state.finished("a", True, {})
+    assert not state.ask_release("a")
+    assert state.take_releases() == []
+    assert state.held == 1
+
+
 def test_recent_signatures_are_bounded() -> None:
     state = handoff(recent=3)
     for number in range(10):

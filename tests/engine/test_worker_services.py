@@ -51,8 +51,12 @@ class Worker:
             self.prefill = PrefillServicer(self.info, PrefillHandoff(GEOMETRY, 4, self._publish), lambda: 0.5)
             self.server.start(self.prefill)
         else:
-            self.decode = DecodeServicer(self.info, self.config)
+            self.tap = DecodeScheduler(
+                self.engine, GEOMETRY, 4, lambda: self.server.call_soon(self.decode.membership_changed)
+            )
+            self.decode = DecodeServicer(self.info, self.config, self.tap)
             self.server.start(self.decode)
+            self.tap.step_ended(False)
         self.channel = grpc.insecure_channel(self.address, options=channel_options())
 
     def _publish(self, request_id: str, signature: Any) -> None:
@@ -61,14 +65,6 @@ class Worker:
     @property
     def handoff(self) -> PrefillHandoff:
         return self.prefill._handoff
-
-    def tap(self) -> DecodeScheduler:
-        tap = DecodeScheduler(
-            self.engine, GEOMETRY, 4, lambda: self.server.call_soon(self.decode.membership_changed)
-        )
-        self.decode.scheduler = tap
-        tap.on_update(SimpleNamespace(total_num_scheduled_tokens=0))
-        return tap
 
     def close(self) -> None:
         self.channel.close()
@@ -147,16 +143,7 @@ def test_a_slow_watcher_of_signatures_loses_the_oldest_and_is_told(
     stream.cancel()
 
 
-def test_a_decoder_without_the_patch_says_what_to_do(decode_worker: Worker) -> None:
-    stub = decode_pb2_grpc.DecodeServiceStub(decode_worker.channel)
-    with pytest.raises(grpc.RpcError) as error:
-        stub.GetState(decode_pb2.GetStateRequest(), timeout=5)
-    assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "eldr patch apply" in error.value.details()
-
-
 def test_state_reports_come_at_least_once_a_period_and_count_up(decode_worker: Worker) -> None:
-    decode_worker.tap()
     stub = decode_pb2_grpc.DecodeServiceStub(decode_worker.channel)
     stream = stub.WatchState(decode_pb2.WatchStateRequest(), timeout=20)
     begin = time.monotonic()
@@ -171,14 +158,13 @@ def test_state_reports_come_at_least_once_a_period_and_count_up(decode_worker: W
 def test_a_change_of_membership_is_reported_before_the_period_ends() -> None:
     worker = Worker(WorkerRole.DECODE, state_period_s=30.0, state_min_gap_s=0.01)
     try:
-        tap = worker.tap()
         stream = decode_pb2_grpc.DecodeServiceStub(worker.channel).WatchState(
             decode_pb2.WatchStateRequest(), timeout=20
         )
         next(stream)
-        tap.arrived("r", "res")
+        worker.tap.arrived("r", "res")
         worker.waiting = 2
-        tap.on_update(SimpleNamespace(total_num_scheduled_tokens=0))
+        worker.tap.step_ended(False)
         state = decode_state(next(stream).state)
         assert state.reservation_ids == {"res"}
         assert state.waiting == 2
@@ -188,7 +174,6 @@ def test_a_change_of_membership_is_reported_before_the_period_ends() -> None:
 
 
 def test_drain_shows_in_the_reports(decode_worker: Worker) -> None:
-    decode_worker.tap()
     stub = decode_pb2_grpc.DecodeServiceStub(decode_worker.channel)
     answer = stub.Drain(decode_pb2.DrainRequest(draining=True), timeout=5)
     assert (answer.running, answer.waiting) == (3, 1)
@@ -205,5 +190,5 @@ def test_health_names_the_service(decode_worker: Worker) -> None:
 def test_a_taken_address_stops_the_start_and_is_named(decode_worker: Worker) -> None:
     other = WorkerServer(decode_worker.config, decode_worker.info)
     with pytest.raises(RuntimeError, match=r"cannot listen on .*eldr.grpc_listen"):
-        other.start(DecodeServicer(decode_worker.info, decode_worker.config))
+        other.start(DecodeServicer(decode_worker.info, decode_worker.config, decode_worker.tap))
     other.stop()
