@@ -21,6 +21,7 @@ HANDOFF = {
     "remote_block_ids": None,
     "remote_host": None,
     "remote_port": None,
+    "eldr_signature": True,
 }
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

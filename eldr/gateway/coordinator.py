@@ -143,7 +143,11 @@ class Coordinator:
                 )
                 course.held.callback(response.close)
                 reply = read_prefill_reply(await read_all(worker.worker_id, response))
-        transfer.answered(reply.transfer_id)
+        if reply.transfer_id:
+            transfer.answered(reply.transfer_id)
+        else:
+            self._counts[Event.NO_TRANSFER] += 1
+            transfer.ended()
         return Handoff(worker, booking, transfer, reply, self._clock())
 
     async def _decode(self, course: _Course, handoff: Handoff) -> Answer:

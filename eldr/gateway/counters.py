@@ -10,6 +10,7 @@ class Event(StrEnum):
     REQUEST_REFUSED = "request_refused"
     NO_SIGNATURE = "no_signature"
     BAD_SIGNATURE = "bad_signature"
+    NO_TRANSFER = "no_transfer"
     PREFILL_RETRIED = "prefill_retried"
     DECODE_RETRIED = "decode_retried"
     HANDOFF_STALE = "handoff_stale"

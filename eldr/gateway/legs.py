@@ -27,6 +27,8 @@ _PREFILL_PARAMS: Mapping[str, Any] = {
     "remote_block_ids": None,
     "remote_host": None,
     "remote_port": None,
+    # Asks for the signature also where the worker's connector puts no parameters of its own into the answer.
+    SIGNATURE_KEY: True,
 }
 
 _OUTPUT_ONLY = (
@@ -220,8 +222,9 @@ def pins_prompt(request: ClientRequest) -> bool:
 class PrefillReply:
     """What the prefill leg gave: `params` go on to the decoder as they are, without the signature.
 
-    `signature` is the base64 text of `eldr_signature`, None where the worker gave none. `prompt_token_ids`
-    is None unless the leg asked for them.
+    `transfer_id` is empty where the prefill worker holds nothing for the decoder, which finds the KV in shared
+    storage or computes it again. `signature` is the base64 text of `eldr_signature`, None where the worker gave
+    none. `prompt_token_ids` is None unless the leg asked for them.
     """
 
     params: Mapping[str, Any]
@@ -236,17 +239,23 @@ class ReplyError(ValueError):
 
 
 def read_prefill_reply(raw: bytes) -> PrefillReply:
-    """Takes a prefill reply apart. Raises ReplyError where it is an error or holds no hand-off."""
+    """Takes a prefill reply apart. Raises ReplyError where it is an error or holds no hand-off.
+
+    An answer with the signature's key and no transfer is one from a connector that keeps the KV elsewhere.
+    """
     reply = read_reply(raw)
     params = reply.get("kv_transfer_params")
-    if not isinstance(params, dict) or not isinstance(params.get("remote_request_id"), str):
-        raise ReplyError("the prefill reply holds no hand-off (kv_transfer_params with remote_request_id)")
-    params = dict(params)
+    params = dict(params) if isinstance(params, dict) else {}
+    transfer_id = params.get("remote_request_id", "")
+    if not isinstance(transfer_id, str) or not (transfer_id or SIGNATURE_KEY in params):
+        raise ReplyError(
+            f"the prefill reply holds no hand-off (kv_transfer_params with remote_request_id or {SIGNATURE_KEY})"
+        )
     signature = params.pop(SIGNATURE_KEY, None)
     ids = reply.get("prompt_token_ids")
     return PrefillReply(
         params=params,
-        transfer_id=params["remote_request_id"],
+        transfer_id=transfer_id,
         signature=signature if isinstance(signature, str) else None,
         prompt_tokens=usage_of(reply, "prompt_tokens"),
         prompt_token_ids=ids if isinstance(ids, list) else None,

@@ -20,6 +20,7 @@ _HANDOFF_WANTED = {
     "remote_block_ids": None,
     "remote_host": None,
     "remote_port": None,
+    SIGNATURE_KEY: True,
 }
 
 

@@ -81,6 +81,20 @@ async def test_a_signature_in_the_decode_reply_is_never_used(fleet):
     assert fleet.counts[Event.NO_SIGNATURE] == 1
 
 
+async def test_a_prefill_worker_that_holds_nothing_is_routed_by_its_signature_and_never_released(fleet):
+    """Shared storage or offloading: the decoder finds the KV there, or computes the prompt itself."""
+    fleet.prefills[0]._hold = lambda made: {"eldr_signature": "c2lnbmF0dXJl"}
+    status, reply = await fleet.complete(BODY)
+    assert (status, text_of(reply)) == (200, await fleet.text_of_plain(BODY))
+    assert fleet.router.decode_queries[0]["signature"] == "c2lnbmF0dXJl"
+    decode = next(iter(fleet.sent_to(fleet.decodes)))
+    assert list(decode["kv_transfer_params"]) == ["eldr_reservation_id"]
+    await fleet.settled()
+    assert fleet.nothing_is_held()
+    assert fleet.counts[Event.NO_TRANSFER] == 1
+    assert fleet.counts[Event.TRANSFER_RELEASED] == fleet.counts[Event.RELEASE_FAILED] == 0
+
+
 async def test_a_signature_that_is_none_is_a_counted_fallback(fleet):
     fleet.prefills[0].signature = lambda rendered: "not base64!"
     real = fleet.router.reserve_decode

@@ -51,6 +51,7 @@ def test_the_prefill_leg_asks_for_one_token_whatever_the_client_asks_for():
         "remote_block_ids": None,
         "remote_host": None,
         "remote_port": None,
+        "eldr_signature": True,
     }
 
 
@@ -236,6 +237,15 @@ def test_the_signature_is_taken_out_of_the_prefill_reply():
     assert read_prefill_reply(reply_bytes(eldr_signature=None)).signature is None
 
 
+def test_a_connector_that_keeps_the_kv_elsewhere_hands_over_the_signature_alone():
+    """Shared storage, offloading: nothing is held, and nothing in the decode leg looks like a transfer."""
+    reply = read_prefill_reply(b'{"choices": [{}], "kv_transfer_params": {"eldr_signature": "AAAA"}}')
+    assert (reply.signature, reply.transfer_id) == ("AAAA", "")
+    assert decode_body(completion(), reply, "r")["kv_transfer_params"] == {"eldr_reservation_id": "r"}
+    unknown = read_prefill_reply(b'{"choices": [{}], "kv_transfer_params": {"eldr_signature": null}}')
+    assert (unknown.signature, unknown.transfer_id) == (None, "")
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -246,6 +256,7 @@ def test_the_signature_is_taken_out_of_the_prefill_reply():
         b'{"choices": [{"finish_reason": "error"}], "kv_transfer_params": {"remote_request_id": "t"}}',
         b'{"choices": [{"finish_reason": "length"}], "kv_transfer_params": null}',
         b'{"choices": [{"finish_reason": "length"}], "kv_transfer_params": {}}',
+        b'{"choices": [{"finish_reason": "length"}], "kv_transfer_params": {"remote_request_id": 5}}',
     ],
 )
 def test_a_prefill_reply_without_a_hand_off_is_an_error(raw):
