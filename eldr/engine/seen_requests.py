@@ -1,10 +1,11 @@
 """The queue of a decoder as its connector sees it, where the patch 0001-scheduler-state-hook is missing."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.request import Request
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
 
 @dataclass(slots=True)
@@ -15,10 +16,10 @@ class SeenRequests:
     """
 
     kv_cache_manager: Any
-    _known: dict[str, Request] = field(default_factory=dict)
+    _known: "dict[str, Request]" = field(default_factory=dict)
     _running: set[str] = field(default_factory=set)
 
-    def arrived(self, request: Request) -> None:
+    def arrived(self, request: "Request") -> None:
         """A request entered the engine."""
         self._known[request.request_id] = request
 
@@ -27,13 +28,13 @@ class SeenRequests:
         self._known.pop(request_id, None)
         self._running.discard(request_id)
 
-    def scheduled(self, scheduler_output: SchedulerOutput) -> None:
+    def scheduled(self, scheduler_output: "SchedulerOutput") -> None:
         """A step was planned."""
         self._running.difference_update(scheduler_output.preempted_req_ids or ())
         self._running.update(scheduler_output.num_scheduled_tokens)
 
     @property
-    def running(self) -> list[Request]:
+    def running(self) -> "list[Request]":
         """Requests that run, in no order."""
         return [self._known[request_id] for request_id in self._running]
 

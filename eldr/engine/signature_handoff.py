@@ -130,6 +130,11 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
 
     # Scheduler side
 
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Keeps the manager here too: MultiConnector only passes it on."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._kv_cache_manager = kv_cache_manager
+
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
