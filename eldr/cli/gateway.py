@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import fields
 from importlib.metadata import version
 from typing import Any
@@ -105,23 +106,24 @@ def _address(flag: str, text: str) -> tuple[str, int]:
 
 async def _serve(host: str, port: int, routers: list[str], grace_s: float, settings: GatewaySettings) -> None:
     counts = Counts()
-    engines = EngineClient(settings, counts)
-    prefills = PrefillClients()
-    async with RouterClient(routers) as router:
+    async with AsyncExitStack() as stack:
+        router = await stack.enter_async_context(RouterClient(routers))
+        prefills = PrefillClients()
+        stack.push_async_callback(prefills.close)
+        engines = EngineClient(settings, counts)
+        stack.push_async_callback(engines.close)
         releases = Releases(router, prefills.release_transfer, counts)
         coordinator = Coordinator(engines, releases, settings, time.monotonic)
         server = GatewayServer(coordinator, releases, settings, version("eldr"))
         try:
-            log.info("gateway_started", listen=await server.start(host, port), routers=routers)
+            address = await server.start(host, port)
         except OSError as error:
-            await engines.close()
             raise click.ClickException(
                 f"cannot listen on {host}:{port}: {error.strerror or error}"
             ) from error
+        log.info("gateway_started", listen=address, routers=routers)
         await _signalled(server)
         await server.stop(grace_s)
-        await engines.close()
-        await prefills.close()
 
 
 async def _signalled(server: GatewayServer) -> None:
