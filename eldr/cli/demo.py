@@ -113,6 +113,8 @@ def command(
         settings = DemoSettings(policies=tuple(policies.replace(" ", "").split(",")), **options)
     except SettingsError as error:
         raise click.UsageError(str(error)) from error
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise click.UsageError(f"--json: there is no folder {json_path.absolute().parent}")
     try:
         with _interruptible(), _work_folder(work_dir, keep, console) as folder:
             outcome = Demo(settings, find_source_tree(), folder, Stages(console)).run()

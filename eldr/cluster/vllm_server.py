@@ -1,4 +1,4 @@
-"""The command line and environment of one vLLM 0.32.0 server on the loopback interface."""
+"""The command line and environment of one vLLM 0.32.0 server, on this machine's CPU and loopback interface."""
 
 import json
 import sys
@@ -42,7 +42,6 @@ class EngineSettings:
     block_size: int = 32
     kv_cache_mib: int = 256
     state_period_s: float = 0.5
-    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -51,8 +50,6 @@ class EngineSettings:
             raise ConfigError("served_name must not be empty")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        if self.device not in ("cpu", "cuda"):
-            raise ConfigError(f"device must be cpu or cuda, got {self.device!r}")
         for name in ("max_model_len", "max_num_seqs", "block_size", "kv_cache_mib"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -126,7 +123,7 @@ class VllmServer:
             "kv_connector": "EldrConnector",
             "kv_connector_module_path": "eldr.engine.connector",
             "kv_role": _KV_ROLES[self.leg],
-            "kv_buffer_device": self.settings.device,
+            "kv_buffer_device": "cpu",
             "kv_connector_extra_config": {
                 "eldr": {
                     "worker_id": self.name,
@@ -146,6 +143,9 @@ class VllmServer:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_HOST_IP": LOOPBACK,
             "GLOO_SOCKET_IFNAME": "lo",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind" if self.core is None else str(self.core),
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+            "OMP_NUM_THREADS": "1",
         }
         if self.leg is not Leg.WHOLE:
             env |= {
@@ -153,12 +153,5 @@ class VllmServer:
                 "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.nixl_port),
                 "UCX_TLS": "tcp,self,sm",
                 "UCX_NET_DEVICES": "lo",
-            }
-        if self.settings.device == "cpu":
-            bind = "nobind" if self.core is None else str(self.core)
-            env |= {
-                "VLLM_CPU_OMP_THREADS_BIND": bind,
-                "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-                "OMP_NUM_THREADS": "1",
             }
         return env

@@ -3,7 +3,8 @@
 import asyncio
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from eldr.demo.settings import DemoSettings
 from eldr.demo.source_tree import SourceTree
 from eldr.demo.stages import Stages
 from eldr.demo.workload import WorkItem, completion_body, mixed_workload, rotated
-from eldr.recording import RecordSettings, Targets, read_prompts, record
+from eldr.recording import Prompt, RecordSettings, Targets, read_prompts, record
 
 REQUEST_TIMEOUT_S = 600.0
 REFERENCE_TIMEOUT_S = 300.0
@@ -37,13 +38,17 @@ class DemoError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the running fleet gave: the rounds, all signatures seen in them, and how much of it was cached."""
+    """What the running fleet gave.
+
+    `cold` and `cold_signatures` are those of the warm-up, `signatures` those of the timed rounds;
+    `prefix_hit_share` is the share of the rounds' prompt tokens that prefill found in its cache.
+    """
 
     rounds: tuple[Round, ...]
     cold: tuple[Completion, ...]
     cold_signatures: list[CountArray]
-    signatures: list[CountArray] = field(default_factory=list)
-    prefix_hit_share: float = 0.0
+    signatures: list[CountArray]
+    prefix_hit_share: float
 
     @property
     def completions(self) -> list[Completion]:
@@ -65,7 +70,8 @@ class Demo:
     def run(self) -> Outcome:
         """Runs everything. Raises DemoError and what the parts raise."""
         settings = self._settings
-        items = mixed_workload(read_prompts(self._tree.evaluation_prompts), settings.requests, settings.seed)
+        items = self._workload(self._tree.evaluation_prompts, settings.requests)
+        calibration = self._workload(self._tree.calibration_prompts, settings.calibration)
         config = FleetConfig(
             self._engine,
             prefill=settings.prefill,
@@ -77,13 +83,16 @@ class Demo:
         with LocalFleet(config, self._work_dir / "logs") as fleet:
             self._start(fleet)
             engine_version = asyncio.run(probes.vllm_version(fleet.layout.prefill[0].http_url))
-            profile = asyncio.run(self._calibrate(fleet))
+            profile = asyncio.run(self._calibrate(fleet, [item.prompt for item in calibration]))
             fleet.start_router(f"--profile={profile}")
             fleet.start_gateway()
             measured = asyncio.run(self._measure(fleet, items))
             with self._stages.stage("stopped the fleet", 1):
                 fleet.supervisor.stop("gateway", "router", *(server.name for server in fleet.layout.servers))
             return self._compare(fleet, items, measured, engine_version)
+
+    def _workload(self, path: Path, count: int) -> list[WorkItem]:
+        return mixed_workload(read_prompts(path), count, self._settings.seed)
 
     def _start(self, fleet: LocalFleet) -> None:
         servers = fleet.layout.servers
@@ -93,15 +102,9 @@ class Demo:
                 fleet.start_group([server])
                 advance()
 
-    async def _calibrate(self, fleet: LocalFleet) -> Path:
+    async def _calibrate(self, fleet: LocalFleet, prompts: Sequence[Prompt]) -> Path:
         """Records counts on the running workers, fits a profile, and returns the profile's path."""
         settings, layout = self._settings, fleet.layout
-        prompts = [
-            item.prompt
-            for item in mixed_workload(
-                read_prompts(self._tree.calibration_prompts), settings.calibration, settings.seed
-            )
-        ]
         async with WorkerClient(layout.prefill[0].grpc_address) as client:
             geometry = (await client.get_info()).geometry
         targets = Targets(
@@ -138,12 +141,15 @@ class Demo:
         """Warms everything alike, then times the rounds."""
         settings, layout = self._settings, fleet.layout
         prefill_urls = [server.http_url for server in layout.prefill]
-        decoders = [WorkerClient(server.grpc_address) for server in layout.decode]
         rounds: list[Round] = []
-        async with (
-            RouterClient(layout.router_address) as router,
-            probes.SignatureLog([server.grpc_address for server in layout.prefill]) as log,
-        ):
+        async with AsyncExitStack() as stack:
+            router = await stack.enter_async_context(RouterClient(layout.router_address))
+            decoders = [
+                await stack.enter_async_context(WorkerClient(server.grpc_address)) for server in layout.decode
+            ]
+            log = await stack.enter_async_context(
+                probes.SignatureLog([server.grpc_address for server in layout.prefill])
+            )
             await self._await_workers(router, len(layout.servers))
             cold = await self._send(fleet, items, WARM_UP_TOKENS, "warmed the prefix caches")
             cold_signatures = await log.settle(len(items))
@@ -164,8 +170,6 @@ class Demo:
                 raise DemoError(
                     f"{log.dropped} signatures were lost on their way; nothing can be said of all"
                 )
-        for client in decoders:
-            await client.close()
         looked_up = after[0] - before[0]
         share = (after[1] - before[1]) / looked_up if looked_up else 0.0
         return Measured(tuple(rounds), tuple(cold), cold_signatures, signatures, share)

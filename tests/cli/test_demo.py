@@ -85,6 +85,13 @@ def test_a_chosen_work_folder_stays(run, tmp_path):
     assert (tmp_path / "work").is_dir()
 
 
+def test_a_result_file_that_could_not_be_written_is_refused_before_the_run(run, tmp_path):
+    outcome, seen = run("--json", tmp_path / "missing/out.json")
+    assert outcome.exit_code == 2
+    assert "--json: there is no folder" in outcome.output
+    assert seen == []
+
+
 def test_keep_keeps_the_temporary_folder(run):
     _, seen = run("--keep")
     seen[0][1].rmdir()

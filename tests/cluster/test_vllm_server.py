@@ -78,7 +78,6 @@ def test_extra_variables_win():
         ("model", ""),
         ("served_name", ""),
         ("dtype", "int8"),
-        ("device", "tpu"),
         ("block_size", 0),
         ("max_num_seqs", 0),
         ("kv_cache_mib", 0),
