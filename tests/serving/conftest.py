@@ -15,12 +15,12 @@ from eldr.cluster.readiness import http_ready
 from eldr.cluster.vllm_server import EngineSettings, Leg, VllmServer
 
 TESTBED = Path(__file__).resolve().parents[2] / "integration/testbed"
-LEASE_S = 2
+LEASE_S = 6
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """1 prefill and 2 decode servers of 16 run slots each; leases of 2 s, so that a test can outlast one."""
+    """1 prefill and 2 decode servers of 16 run slots each; leases of 6 s, so that a test can outlast one."""
     engine = EngineSettings(
         model=str(TESTBED / "model"), served_name=MODEL, max_model_len=768, max_num_seqs=16, kv_cache_mib=64
     )

@@ -66,10 +66,11 @@ async def assert_nothing_is_held(served: Served, within_s: float = 5.0) -> None:
             workers = await router.workers()
             status = await prefill.get_prefill_status()
             held = {worker.info.worker_id: worker.bookings for worker in workers if worker.bookings}
-            if not held and not status.held_transfers:
-                assert status.kv_usage == 0.0
+            if not held and not status.held_transfers and status.kv_usage == 0.0:
                 return
-            assert time.monotonic() < deadline, f"bookings {held}, held transfers {status.held_transfers}"
+            assert time.monotonic() < deadline, (
+                f"bookings {held}, held transfers {status.held_transfers}, KV use {status.kv_usage:.3f}"
+            )
             await asyncio.sleep(0.05)
 
 
@@ -121,11 +122,11 @@ async def test_decoders_pulled_every_prompt_token_and_recomputed_none(
 async def test_a_wait_for_a_decoder_longer_than_the_lease_keeps_the_kv(
     served: Served, texts: list[str], http: aiohttp.ClientSession
 ) -> None:
-    """Case 2.27: 32 run slots are taken for longer than the lease of 2 s; what waits behind them stays right."""
+    """Case 2.27: 32 run slots are taken for longer than the lease of 6 s; what waits behind them stays right."""
     # NIXL's own expiry counter of the prefill worker must not move.
     expired = "vllm:nixl_num_kv_expired_reqs_total"
     before = metric(await scraped(http, served.fleet.layout.prefill[0].http_url), expired)
-    long = [Request(f"long-{i}", "", body_of(texts[300 + i], 2 * i + 1, tokens=560)) for i in range(32)]
+    long = [Request(f"long-{i}", "", body_of(texts[300 + i], 2 * i + 1, tokens=400)) for i in range(32)]
     short = [Request(f"short-{i}", "", body_of(texts[400 + i], 2 * i + 2, tokens=8)) for i in range(8)]
     started = time.monotonic()
     occupied = asyncio.create_task(send_all(served.gateway_url, long, 32, 300))
@@ -133,7 +134,7 @@ async def test_a_wait_for_a_decoder_longer_than_the_lease_keeps_the_kv(
     answers = await send_all(served.gateway_url, short, 8, 300)
     waited = time.monotonic() - started
     assert [answer.error for answer in [*answers, *await occupied] if answer.error] == []
-    assert waited > 2 * 2.0, f"the slots were free after {waited:.1f} s: no lease was outlasted"
+    assert waited > 6.0 + 1.0, f"the slots were free after {waited:.1f} s: no lease was outlasted"
     expected = await reference_outputs(served.ordinary_url, short, 8, 120)
     assert compare_outputs(answers, expected).different == ()
     after = metric(await scraped(http, served.fleet.layout.prefill[0].http_url), expired)
