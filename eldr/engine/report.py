@@ -1,6 +1,8 @@
 """What the workers report back about a step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,12 +50,40 @@ class StepReport:
         )
 
 
-@dataclass(slots=True)
-class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """One rank's report beside whatever the inner connector reports. Either may be missing."""
+class PendingReport:
+    """A report whose arrays are still on their way from the device."""
 
-    report: StepReport | None
-    inner: KVConnectorWorkerMetadata | None
+    def __init__(self, read: Callable[[], StepReport]) -> None:
+        self._read = read
+
+    def resolve(self) -> StepReport:
+        """The report; waits for the device where it must."""
+        return self._read()
+
+
+class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """One rank's report beside whatever the inner connector reports. Either may be missing.
+
+    A pending report is resolved when it is first read or pickled, and not before: under async scheduling the
+    worker goes on to the next step while this one's results travel. Pickling is what happens in worker processes,
+    on the thread that waits for the step's tokens anyway; reading, where worker and scheduler share a process.
+    """
+
+    def __init__(
+        self, report: StepReport | PendingReport | None, inner: KVConnectorWorkerMetadata | None
+    ) -> None:
+        self._report = report
+        self.inner = inner
+
+    @property
+    def report(self) -> StepReport | None:
+        """The report, resolved."""
+        if isinstance(self._report, PendingReport):
+            self._report = self._report.resolve()
+        return self._report
+
+    def __reduce__(self) -> tuple[type["WorkerMetadata"], tuple[Any, ...]]:
+        return WorkerMetadata, (self.report, self.inner)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
         """Joins two ranks. Ranks that only repeat what another one reports send no report."""

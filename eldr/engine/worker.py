@@ -1,19 +1,43 @@
 """Worker side: reduces each step's picks to block rows, finished prompts, the step's union and tracked picks."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from eldr.engine.capture import Capturer
+from eldr.engine.kernels import reducer_for
+from eldr.engine.kernels.contract import Pending, StepWork
+from eldr.engine.kernels.slots import batch_slots
 from eldr.engine.kv_group import signature_group
-from eldr.engine.report import StepReport
+from eldr.engine.report import PendingReport, StepReport
 from eldr.engine.signature_cache import SignatureCache
 from eldr.engine.step import StepPlan
 from eldr.rpc.worker_info import WorkerRole
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Where the tokens of a forward pass lie: their slots (Model Runner V1), or the requests' order (V2)."""
+
+    mapping: torch.Tensor | None = None
+    order: Sequence[str] | None = None
+    tokens: int | None = None
+
+    def slots(self, plan: StepPlan, block_size: int) -> torch.Tensor | npt.NDArray[np.int64] | None:
+        """KV slot of each token of the plan; None where they are unknown."""
+        if self.mapping is not None:
+            return self.mapping[: plan.tokens] if len(self.mapping) >= plan.tokens else None
+        if self.order is None or self.tokens not in (None, plan.tokens):
+            return None
+        slots = batch_slots(self.order, plan.spans, block_size)
+        return slots if slots is not None and slots.size == plan.tokens else None
 
 
 class CaptureWorker:
@@ -26,70 +50,81 @@ class CaptureWorker:
         self._block_size = group.block_size
         self._reports = bool(get_tp_group().is_first_rank)
         self.cache: SignatureCache | None = None
-        if role is WorkerRole.PREFILL and self._reports:
-            buffer = self.capturer.device_buffer
-            self.cache = SignatureCache(
-                kv_cache_config.num_blocks,
-                len(self.capturer.layers),
-                self.capturer.experts,
-                group.block_size,
-                buffer.device,
-            )
-        self._slots: torch.Tensor | None = None
-        self._order: list[str] | None = None
+        if self._reports:
+            layers, experts = len(self.capturer.layers), self.capturer.experts
+            device = self.capturer.device_buffer.device
+            if role is WorkerRole.PREFILL:
+                self.cache = SignatureCache(
+                    kv_cache_config.num_blocks, layers, experts, group.block_size, device
+                )
+            self._reducer = reducer_for(device.type, layers, experts, self.capturer.top_k, self.cache)
+        self._batch = _Batch()
 
     def note_forward(self, forward_context: Any, load_kwargs: dict[str, Any]) -> None:
-        """Keeps the step's slot mapping (Model Runner V1) or its batch order (V2)."""
+        """Keeps where the step's tokens lie: the slot mapping of Model Runner V1, or the batch's order on V2."""
         mapping = getattr(forward_context, "slot_mapping", None)
-        self._slots = mapping.get(self._attention_layer) if isinstance(mapping, dict) else None
-        self._order = load_kwargs.get("request_ids")
+        slots = mapping.get(self._attention_layer) if isinstance(mapping, dict) else None
+        self._batch = _Batch(slots, load_kwargs.get("request_ids"), load_kwargs.get("num_tokens"))
 
-    def finish_step(self, plan: StepPlan) -> StepReport | None:
-        """Reduces the step that just ran. None for a step without tokens and on ranks that do not report."""
-        slots, self._slots = self._slots, None
+    def finish_step(self, plan: StepPlan) -> StepReport | PendingReport | None:
+        """Reduces the step that just ran. None for a step without tokens and on ranks that do not report.
+
+        Never waits for the device: what is not there yet is a PendingReport.
+        """
+        batch, self._batch = self._batch, _Batch()
         if plan.tokens == 0:
-            if self.cache is not None:
-                self.cache.forget(plan.forget)
+            if self.cache is not None and plan.forget:
+                self._reducer.reduce(StepWork(self.capturer.picks(0), forget=plan.forget))
             return None
         misses = self.capturer.take_misses()
         try:
-            return self._reduce(plan, slots, misses) if self._reports else None
+            return self._reduce(plan, batch, misses) if self._reports else None
         finally:
             self.capturer.clear(plan.tokens)
 
-    def _reduce(self, plan: StepPlan, mapped: torch.Tensor | None, misses: int) -> StepReport:
-        report = StepReport(self.capturer.layers, plan.decode_tokens, misses=misses)
-        ids = self.capturer.picks(plan.tokens)
-        slots = self._step_slots(plan, mapped)
-        if slots is None:
-            report.misses += 1
+    def _reduce(self, plan: StepPlan, batch: _Batch, misses: int) -> StepReport | PendingReport:
+        work = StepWork(self.capturer.picks(plan.tokens), union=plan.decode_tokens == plan.tokens)
+        if self.cache is not None or plan.tracked:
+            work.slots = batch.slots(plan, self._block_size)
+            misses += work.slots is None
         if self.cache is not None:
-            self.cache.forget(plan.forget)
-            if slots is not None:
-                self.cache.add(slots, ids)
-                for request_id, blocks in plan.finishing.items():
-                    report.counts[request_id] = self.cache.total(blocks).cpu().numpy()
-        if plan.decode_tokens == plan.tokens:
-            report.union = self._union(ids)
-        if plan.tracked and slots is not None:
-            rows = {int(slot): row for row, slot in enumerate(slots.tolist())}
-            for request_id, span in plan.tracked.items():
-                where = [rows[slot] for slot in span.slots(self._block_size).tolist() if slot in rows]
-                report.picks[request_id] = ids[where].cpu().numpy()
-        return report
+            work.forget = plan.forget
+        finishing: list[str] = []
+        tracked: dict[str, int] = {}
+        if work.slots is not None:
+            if self.cache is not None:
+                finishing, work.complete = list(plan.finishing), list(plan.finishing.values())
+            if plan.tracked:
+                tracked = {request_id: span.tokens for request_id, span in plan.tracked.items()}
+                work.wanted = np.concatenate([span.slots(self._block_size) for span in plan.tracked.values()])
+        pending = self._reducer.reduce(work)
+        layers = self.capturer.layers
 
-    def _step_slots(self, plan: StepPlan, mapped: torch.Tensor | None) -> torch.Tensor | None:
-        if mapped is not None:
-            return mapped[: plan.tokens]
-        if self._order is None or any(request_id not in plan.spans for request_id in self._order):
-            return None
-        slots = np.concatenate([plan.spans[request_id].slots(self._block_size) for request_id in self._order])
-        return torch.from_numpy(slots).to(self.capturer.device_buffer.device, non_blocking=True)
+        def read() -> StepReport:
+            return _report(pending, layers, plan.decode_tokens, misses, finishing, tracked)
 
-    def _union(self, ids: torch.Tensor) -> "np.typing.NDArray[np.uint8] | None":
-        layers, experts = len(self.capturer.layers), self.capturer.experts
-        touched = torch.zeros((layers, experts + 1), dtype=torch.bool, device=ids.device)
-        flat = ids.permute(1, 0, 2).reshape(layers, -1).long()
-        touched.scatter_(1, torch.where(flat < 0, experts, flat), True)
-        bits = touched.cpu().numpy()
-        return None if bits[:, experts].any() else np.packbits(bits[:, :experts], axis=1)
+        return read() if pending.done else PendingReport(read)
+
+
+def _report(
+    pending: Pending,
+    layers: tuple[int, ...],
+    decode_tokens: int,
+    misses: int,
+    finishing: Sequence[str],
+    tracked: dict[str, int],
+) -> StepReport:
+    """The step's results by request: counts of `finishing`, picks of `tracked` (request -> wanted tokens)."""
+    reduced = pending.result()
+    picks: dict[str, npt.NDArray[np.int32]] = {}
+    if reduced.picks is not None:
+        ends = np.cumsum(list(tracked.values()))[:-1]
+        picks = dict(zip(tracked, np.split(reduced.picks, ends), strict=True))
+    return StepReport(
+        layers,
+        decode_tokens,
+        counts=dict(zip(finishing, reduced.counts, strict=True)),
+        union=reduced.union,
+        picks=picks,
+        misses=misses,
+    )
