@@ -51,6 +51,15 @@ FAILURES = (
 @click.option("--prefill", type=int, default=1, show_default=True, help="Prefill servers.")
 @click.option("--decode", type=int, default=4, show_default=True, help="Decode servers.")
 @click.option("--rounds", type=int, default=3, show_default=True, help="Timed rounds of every policy.")
+@click.option(
+    "--rounds-limit",
+    "rounds_limit_s",
+    type=int,
+    default=540,
+    show_default=True,
+    metavar="SECONDS",
+    help="Begin no round that would end later than this after the first one began.",
+)
 @click.option("--requests", type=int, default=234, show_default=True, help="Requests per policy and round.")
 @click.option(
     "--in-flight",

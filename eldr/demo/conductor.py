@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from eldr.demo.references import counts_job, read_counts, reference_outputs
 from eldr.demo.settings import DemoSettings
 from eldr.demo.source_tree import SourceTree
 from eldr.demo.stages import Stages
-from eldr.demo.workload import WorkItem, completion_body, mixed_workload, rotated
+from eldr.demo.workload import WorkItem, completion_body, fits_another_round, mixed_workload, rotated
 from eldr.recording import Prompt, RecordSettings, Targets, read_prompts, record
 
 REQUEST_TIMEOUT_S = 600.0
@@ -155,7 +156,11 @@ class Demo:
             cold_signatures = await log.settle(len(items))
             before = await probes.prefix_cache(prefill_urls)
             signatures: list[CountArray] = []
+            began = time.monotonic()
             for number in range(settings.rounds):
+                if not fits_another_round(time.monotonic() - began, number, settings.rounds_limit_s):
+                    self._stages.line(f"{number} of {settings.rounds} rounds: another would exceed the limit")
+                    break
                 for policy in rotated(settings.policies, number):
                     await router.set_policy(policy)
                     start = await probes.read_totals(decoders, fleet.decode_cpu_seconds())

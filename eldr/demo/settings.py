@@ -19,7 +19,8 @@ class SettingsError(ValueError):
 class DemoSettings:
     """How large the fleet and the workload are.
 
-    `requests` are sent per policy and round, `in_flight` of them at the same time (0: 24 per decoder).
+    No further round of all policies begins that would end later than `rounds_limit_s` seconds after the first
+    began, by the mean of those before. `requests` are sent per policy and round, `in_flight` of them at the same time (0: 24 per decoder).
     `width` is the experts' width of the served model, 0 for the model as it was trained. Prompts are cut to
     their last `prompt_tokens` tokens: by default one more than whole KV blocks, so that a repeated prompt
     leaves one token to compute and prefill does not hold up what is compared. Raises SettingsError.
@@ -28,6 +29,7 @@ class DemoSettings:
     prefill: int = 1
     decode: int = 4
     rounds: int = 3
+    rounds_limit_s: int = 540
     requests: int = 234
     in_flight: int = 0
     output_tokens: int = 64
@@ -42,6 +44,7 @@ class DemoSettings:
             ("prefill", 1, 64),
             ("decode", 1, 64),
             ("rounds", 1, 100),
+            ("rounds_limit_s", 1, 86_400),
             ("requests", 1, 100_000),
             ("in_flight", 0, 4096),
             ("output_tokens", 2, 512),

@@ -48,6 +48,11 @@ def rotated(policies: Sequence[str], round_number: int) -> list[str]:
     return [*policies[start:], *policies[:start]]
 
 
+def fits_another_round(elapsed_s: float, done: int, limit_s: float) -> bool:
+    """Whether one more round, as long as the mean of the `done` ones, ends within the limit."""
+    return done == 0 or elapsed_s * (done + 1) / done <= limit_s
+
+
 def completion_body(item: WorkItem, model: str, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
     """The request: the last `prompt_tokens` tokens of the prompt, exactly `output_tokens` tokens of output."""
     return {

@@ -16,6 +16,7 @@ def test_in_flight_follows_the_decoders_unless_it_is_set():
         ("prefill", 0),
         ("decode", 0),
         ("rounds", 0),
+        ("rounds_limit_s", 0),
         ("requests", 0),
         ("in_flight", -1),
         ("output_tokens", 1),

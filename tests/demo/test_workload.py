@@ -4,7 +4,14 @@ from collections import Counter
 
 import pytest
 
-from eldr.demo.workload import WorkItem, WorkloadError, completion_body, mixed_workload, rotated
+from eldr.demo.workload import (
+    WorkItem,
+    WorkloadError,
+    completion_body,
+    fits_another_round,
+    mixed_workload,
+    rotated,
+)
 from eldr.recording import Prompt
 
 PROMPTS = [Prompt(f"{domain}{n}", f"text {domain} {n}", domain) for domain in "abc" for n in range(10)]
@@ -44,6 +51,12 @@ def test_each_round_begins_with_the_next_policy():
         ["z", "x", "y"],
         ["x", "y", "z"],
     ]
+
+
+def test_the_first_round_always_fits_and_later_ones_by_the_mean_of_those_before():
+    assert fits_another_round(0.0, 0, 1)
+    assert fits_another_round(200.0, 2, 300)
+    assert not fits_another_round(201.0, 2, 300)
 
 
 def test_a_request_fixes_length_and_sampling():
