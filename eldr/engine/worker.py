@@ -84,19 +84,18 @@ class CaptureWorker:
 
     def _reduce(self, plan: StepPlan, batch: _Batch, misses: int) -> StepReport | PendingReport:
         work = StepWork(self.capturer.picks(plan.tokens), union=plan.decode_tokens == plan.tokens)
+        tracked: dict[str, int] = {}
         if self.cache is not None or plan.tracked:
+            # Unknown slots: the step's tokens stay uncovered, and what they completed says so.
             work.slots = batch.slots(plan, self._block_size)
             misses += work.slots is None
         if self.cache is not None:
             work.forget = plan.forget
-        finishing: list[str] = []
-        tracked: dict[str, int] = {}
-        if work.slots is not None:
-            if self.cache is not None:
-                finishing, work.complete = list(plan.finishing), list(plan.finishing.values())
-            if plan.tracked:
-                tracked = {request_id: span.tokens for request_id, span in plan.tracked.items()}
-                work.wanted = np.concatenate([span.slots(self._block_size) for span in plan.tracked.values()])
+            work.complete = list(plan.finishing.values())
+        if plan.tracked:
+            tracked = {request_id: span.tokens for request_id, span in plan.tracked.items()}
+            work.wanted = np.concatenate([span.slots(self._block_size) for span in plan.tracked.values()])
+        finishing = list(plan.finishing) if self.cache is not None else []
         pending = self._reducer.reduce(work)
         layers = self.capturer.layers
 

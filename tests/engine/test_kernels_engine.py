@@ -25,7 +25,8 @@ from eldr.engine.signature_cache import SignatureCache
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_DEVICE = pytest.mark.engine if INTERPRETED else pytest.mark.gpu
-EXAMPLES = 15 if INTERPRETED else 80
+# Each shape of a model is a compilation of its own on a GPU.
+EXAMPLES = 15 if INTERPRETED or torch.cuda.is_available() else 80
 DEVICE = "cpu" if INTERPRETED else "cuda"
 BLOCK_SIZES = [1, 16, 32, 128, 255, 256]
 
@@ -174,6 +175,7 @@ def random_step(
 
 
 @both
+@pytest.mark.timeout(600)
 @given(data=st.data())
 @settings(max_examples=EXAMPLES)
 def test_every_implementation_equals_the_loop_over_tokens(kind: str, data: st.DataObject) -> None:

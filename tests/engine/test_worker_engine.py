@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 
 from eldr.engine.kernels.slots import batch_slots
 from eldr.engine.report import PendingReport, StepReport, WorkerMetadata
-from eldr.engine.step import Span
+from eldr.engine.step import Span, StepPlan
+from eldr.engine.worker import CaptureWorker
 from eldr.rpc.codec import signature_from_text
+from eldr.rpc.worker_info import WorkerRole
 
 pytestmark = pytest.mark.engine
 
@@ -69,6 +72,151 @@ def test_a_pending_report_is_waited_for_when_worker_and_scheduler_share_a_proces
     assert joined.report.decode_tokens == 3
     assert joined.report is metadata.report
     assert arrival.waits == 1
+
+
+class StubCapturer:
+    """What CaptureWorker uses of a capturer: four tokens' picks of two layers."""
+
+    def __init__(self, _config: Any) -> None:
+        self.layers, self.experts, self.top_k = (1, 3), 10, 2
+        self.device_buffer = torch.full((8, 2, 2), -1, dtype=torch.int32)
+        self.ids = np.arange(16, dtype=np.int32).reshape(4, 2, 2) % 10
+        self.cleared = 0
+        self.capture()
+
+    def capture(self) -> None:
+        self.device_buffer[:4] = torch.from_numpy(self.ids)
+
+    def picks(self, tokens: int) -> torch.Tensor:
+        return self.device_buffer[:tokens]
+
+    def clear(self, tokens: int) -> None:
+        self.device_buffer[:tokens] = -1
+        self.cleared += tokens
+
+    def take_misses(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def make_worker(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CaptureWorker]:
+    def make(role: WorkerRole = WorkerRole.PREFILL, first_rank: bool = True) -> CaptureWorker:
+        group = SimpleNamespace(layer_name="attn", block_size=4)
+        monkeypatch.setattr("eldr.engine.worker.Capturer", StubCapturer)
+        monkeypatch.setattr("eldr.engine.worker.signature_group", lambda _config: group)
+        monkeypatch.setattr(
+            "eldr.engine.worker.get_tp_group", lambda: SimpleNamespace(is_first_rank=first_rank)
+        )
+        return CaptureWorker(SimpleNamespace(), SimpleNamespace(num_blocks=6), role)
+
+    return make
+
+
+SPANS = {"a": Span(4, 3, [2]), "b": Span(0, 1, [5])}
+V1 = (SimpleNamespace(slot_mapping={"attn": torch.tensor([8, 9, 10, 20, -1, -1])}), {})
+V2 = (SimpleNamespace(slot_mapping={}), {"request_ids": ["a", "b"], "num_tokens": 4})
+
+
+def plan_of(**settings: Any) -> StepPlan:
+    return StepPlan(tokens=4, **{"spans": SPANS, **settings})
+
+
+@pytest.mark.parametrize("forward", [V1, V2], ids=["V1", "V2"])
+def test_a_prompt_that_ends_is_summed_over_its_blocks(
+    make_worker: Callable[..., CaptureWorker], forward: tuple[Any, dict[str, Any]]
+) -> None:
+    worker = make_worker()
+    worker.note_forward(*forward)
+    report = worker.finish_step(plan_of(finishing={"a": [2], "b": [5]}))
+    assert isinstance(report, StepReport)
+    ids = worker.capturer.ids
+    assert report.layers == (1, 3)
+    assert report.misses == 0
+    assert report.union is None
+    for layer in (0, 1):
+        expected = np.bincount(ids[:3, layer].ravel(), minlength=10)
+        assert report.counts["a"][layer].tolist() == expected.tolist()
+        assert report.counts["b"][layer].tolist() == np.bincount(ids[3, layer], minlength=10).tolist()
+    assert (worker.capturer.device_buffer == -1).all()
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        (SimpleNamespace(slot_mapping={}), {}),
+        (SimpleNamespace(slot_mapping=[{"attn": torch.arange(2)}]), {}),
+        (SimpleNamespace(slot_mapping={"attn": torch.arange(2)}), {}),
+        (SimpleNamespace(slot_mapping={}), {"request_ids": ["a", "c"], "num_tokens": 4}),
+        (SimpleNamespace(slot_mapping={}), {"request_ids": ["a", "b"], "num_tokens": 3}),
+        (SimpleNamespace(slot_mapping={}), {"request_ids": ["a"], "num_tokens": 4}),
+    ],
+    ids=[
+        "nothing",
+        "two micro-batches",
+        "too few slots",
+        "unplanned request",
+        "other tokens",
+        "fewer requests",
+    ],
+)
+def test_tokens_of_unknown_slots_are_a_miss_and_stay_uncovered(
+    make_worker: Callable[..., CaptureWorker], forward: tuple[Any, dict[str, Any]]
+) -> None:
+    """Also: what an earlier step noted is never used for a later one."""
+    worker = make_worker()
+    worker.note_forward(*V1)
+    worker.finish_step(plan_of())
+    worker.capturer.capture()
+    worker.note_forward(*forward)
+    report = worker.finish_step(plan_of(forget=[2], finishing={"a": [2]}))
+    assert isinstance(report, StepReport)
+    assert report.misses == 1
+    assert report.counts["a"].sum() == 0
+    again = worker.finish_step(plan_of())
+    assert isinstance(again, StepReport)
+    assert again.misses == 1
+
+
+def test_a_decode_step_needs_no_slots_unless_a_request_is_tracked(
+    make_worker: Callable[..., CaptureWorker],
+) -> None:
+    worker = make_worker(WorkerRole.DECODE)
+    assert worker.cache is None
+    report = worker.finish_step(plan_of(decode_tokens=4, finishing={"a": [2]}))
+    assert isinstance(report, StepReport)
+    assert (report.misses, report.decode_tokens, report.counts, report.picks) == (0, 4, {}, {})
+    touched = np.zeros((2, 10), bool)
+    for layer in (0, 1):
+        touched[layer, worker.capturer.ids[:, layer]] = True
+    np.testing.assert_array_equal(report.union, np.packbits(touched, axis=1))
+    worker.capturer.capture()
+    worker.note_forward(*V2)
+    tracked = {"b": SPANS["b"], "a": Span(5, 2, [2])}
+    report = worker.finish_step(plan_of(decode_tokens=4, tracked=tracked))
+    assert isinstance(report, StepReport)
+    assert report.misses == 0
+    np.testing.assert_array_equal(report.picks["b"], worker.capturer.ids[3:])
+    np.testing.assert_array_equal(report.picks["a"], worker.capturer.ids[1:3])
+
+
+def test_blocks_handed_out_in_a_step_without_tokens_start_empty(
+    make_worker: Callable[..., CaptureWorker],
+) -> None:
+    worker = make_worker()
+    worker.note_forward(*V1)
+    worker.finish_step(plan_of())
+    assert worker.cache is not None
+    assert worker.finish_step(StepPlan(forget=[2])) is None
+    assert int(worker.cache.total([2]).sum()) == 0
+    assert int(worker.cache.total([5]).sum()) == 4
+
+
+def test_a_rank_that_does_not_report_captures_and_clears(make_worker: Callable[..., CaptureWorker]) -> None:
+    worker = make_worker(first_rank=False)
+    worker.note_forward(*V1)
+    assert worker.finish_step(plan_of(forget=[2])) is None
+    assert worker.cache is None
+    assert (worker.capturer.device_buffer == -1).all()
 
 
 class Late:
