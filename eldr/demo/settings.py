@@ -19,11 +19,12 @@ class SettingsError(ValueError):
 class DemoSettings:
     """How large the fleet and the workload are.
 
-    No further round of all policies begins that would end later than `rounds_limit_s` seconds after the first
-    began, by the mean of those before. `requests` are sent per policy and round, `in_flight` of them at the same time (0: 24 per decoder).
-    `width` is the experts' width of the served model, 0 for the model as it was trained. Prompts are cut to
-    their last `prompt_tokens` tokens: by default one more than whole KV blocks, so that a repeated prompt
-    leaves one token to compute and prefill does not hold up what is compared. Raises SettingsError.
+    `requests` are sent per policy and round, `in_flight` of them at the same time (0: 24 per decoder). No
+    further round of all policies begins that would end later than `rounds_limit_s` seconds after the first
+    began, by the mean of those before. `width` is the experts' width of the served model, 0 for the model as
+    it was trained. Prompts are cut to their last `prompt_tokens` tokens: by default one more than whole KV
+    blocks, so that a repeated prompt leaves one token to compute and prefill does not hold up what is
+    compared. Raises SettingsError.
     """
 
     prefill: int = 1
