@@ -12,7 +12,7 @@ from eldr.client import CodecError, DecodeReservation, NoWorkerError, Outcome, R
 from eldr.gateway.bookings import DecodeBooking, PrefillBooking, Releases
 from eldr.gateway.counters import Event
 from eldr.gateway.engine_client import EngineClient, deadline, read_all
-from eldr.gateway.errors import GatewayError, LegError, WorkerRefusalError, error_body, unavailable
+from eldr.gateway.errors import GatewayError, LegError, WorkerRefusalError, error_body, from_router
 from eldr.gateway.legs import (
     ClientRequest,
     decode_body,
@@ -78,10 +78,8 @@ class Coordinator:
                 answer = await self._serve(course)
             except WorkerRefusalError as refusal:
                 answer = Answer(refusal.status, refusal.content_type, course.headers, refusal.body)
-            except NoWorkerError as error:
-                raise unavailable(f"no worker can take the request: {error.detail}") from error
             except RouterError as error:
-                raise unavailable(f"the router does not answer: {error}") from error
+                raise from_router(error) from error
             yield answer
 
     async def _serve(self, course: _Course) -> Answer:

@@ -2,7 +2,9 @@
 
 import json
 
-from eldr.rpc.outcome import Outcome
+import grpc
+
+from eldr.client import NoWorkerError, Outcome, RouterError
 
 _KINDS = {
     400: "BadRequestError",
@@ -54,6 +56,17 @@ def refused(param: str, message: str) -> GatewayError:
 def unavailable(message: str) -> GatewayError:
     """503 with Retry-After: nobody can take the request now."""
     return GatewayError(503, message, retry_after_s=RETRY_AFTER_S)
+
+
+def from_router(error: RouterError) -> GatewayError:
+    """404 for a model that the fleet does not serve, 400 for a request that the router refuses, else 503."""
+    if isinstance(error, NoWorkerError):
+        return unavailable(f"no worker can take the request: {error.detail}")
+    if error.code is grpc.StatusCode.NOT_FOUND:
+        return GatewayError(404, error.detail, param="model")
+    if error.code is grpc.StatusCode.INVALID_ARGUMENT:
+        return GatewayError(400, error.detail)
+    return unavailable(f"the router does not answer: {error}")
 
 
 class LegError(Exception):

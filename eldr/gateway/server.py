@@ -13,7 +13,7 @@ from eldr.client import RouterError, WorkerHealth, WorkerRole, WorkerStatus
 from eldr.gateway.bookings import Releases
 from eldr.gateway.coordinator import Answer, Coordinator
 from eldr.gateway.counters import Event
-from eldr.gateway.errors import GatewayError, error_body, refused, unavailable
+from eldr.gateway.errors import GatewayError, error_body, from_router, refused, unavailable
 from eldr.gateway.legs import ClientRequest, Endpoint, parse_body
 from eldr.gateway.settings import GatewaySettings
 
@@ -225,7 +225,7 @@ class GatewayServer:
         try:
             return await self._releases.router.workers()
         except RouterError as error:
-            raise unavailable(f"the router does not answer: {error}") from error
+            raise from_router(error) from error
 
 
 def _takes_work(worker: WorkerStatus, role: WorkerRole) -> bool:

@@ -86,7 +86,7 @@ class Gateway:
         raise AssertionError("the gateway did not start")
 
     async def ready(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 async with self.http.get(self.url + "/health") as response:
                     if response.status == 200:

@@ -178,8 +178,8 @@ class Fleet:
         await self.releases.settled()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for what another task or socket brings about; fails after 5 s."""
-        async with asyncio.timeout(5):
+        """Waits for what another task or socket brings about; fails after 30 s."""
+        async with asyncio.timeout(30):
             while not condition():  # noqa: ASYNC110 - the far end of a socket has no event
                 await asyncio.sleep(0.002)
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from gateway_fleet import events_of, streamed_text, text_of
 
-from eldr.client import NoWorkerError, Outcome, RouterUnreachableError
+from eldr.client import NoWorkerError, Outcome, RouterError, RouterUnreachableError
 from eldr.gateway.counters import Event
 from eldr.testing.faults import Fault, FaultKind
 
@@ -165,20 +165,30 @@ async def test_each_leg_has_a_time_limit_of_its_own(make_fleet, stream, limit):
 
 
 async def test_a_hung_decoder_does_not_hold_up_the_others(make_fleet):
-    """Case 3.14: 50 requests over 3 decoders, one of which takes what its 10 connections hold and is silent.
-
-    Those in its hands end with a timeout, those that wait for a connection to it go elsewhere.
-    """
-    fleet = await make_fleet(
-        decodes=3, first_token_timeout_s=1.5, connect_timeout_s=0.75, connections_per_worker=10
-    )
+    """Case 3.14: 50 requests over 3 decoders, one of which is silent and holds its 10 connections, no more."""
+    fleet = await make_fleet(decodes=3, connections_per_worker=10, connect_timeout_s=60.0)
     fleet.decodes[0].fault = Fault(FaultKind.HANG)
-    answers = await asyncio.gather(*(fleet.stream({**BODY, "seed": index}) for index in range(50)))
-    statuses = Counter(status for status, _ in answers)
+    clients = [asyncio.create_task(fleet.complete({**BODY, "seed": index})) for index in range(50)]
+    await fleet.until(lambda: len(fleet.router.decode_queries) == 50)
+    await fleet.until(lambda: sum(client.done() for client in clients) == 33)
     assert len(fleet.decodes[0].requests) == 10
-    assert statuses == {200: 40, 504: 10}
+    await fleet.decodes[0].stop()
+    assert Counter(status for status, _ in await asyncio.gather(*clients)) == {200: 50}
     await fleet.settled()
     assert fleet.nothing_is_held()
+
+
+async def test_requests_that_wait_for_a_connection_to_a_full_worker_go_elsewhere(make_fleet):
+    """Case 3.14."""
+    fleet = await make_fleet(decodes=2, connections_per_worker=1, connect_timeout_s=0.5)
+    fleet.decodes[0].fault = Fault(FaultKind.HANG)
+    silent = asyncio.create_task(fleet.complete(BODY))
+    await fleet.until(lambda: len(fleet.decodes[0].requests) == 1)
+    for _ in range(4):
+        assert (await fleet.complete(BODY))[0] == 200
+    assert not silent.done()
+    assert len(fleet.decodes[0].requests) == 1
+    silent.cancel()
 
 
 async def test_a_prefill_worker_that_fails_is_replaced(make_fleet):
@@ -250,6 +260,21 @@ async def test_an_unreachable_router_is_a_503(fleet):
     status, reply = await fleet.complete(BODY)
     assert status == 503
     assert "router" in reply["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (grpc.StatusCode.NOT_FOUND, 404),
+        (grpc.StatusCode.INVALID_ARGUMENT, 400),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, 503),
+    ],
+)
+async def test_a_refusal_of_the_router_has_the_status_that_fits(fleet, code, status):
+    fleet.router.error = RouterError(code, "model 'x' is not served; served: fake")
+    given, reply = await fleet.complete(BODY)
+    assert given == status
+    assert "model 'x' is not served" in reply["error"]["message"]
 
 
 async def test_a_router_that_leaves_between_the_legs_costs_neither_booking_nor_kv(fleet):
