@@ -36,7 +36,7 @@ class SourceTree:
     @property
     def reference_script(self) -> Path:
         """The independent reference of expert counts."""
-        return self.root / "reference/expert_counts.py"
+        return self.root / "reference/hf_counts.py"
 
     def served_model(self, width: int, cache: Path) -> Path:
         """The model whose experts have `width`, made in `cache` where it is missing; 0 takes it as trained.

@@ -1,14 +1,13 @@
 """Expert counts of token sequences by Hugging Face transformers in float32, independent of vLLM and eldr.
 
-As a program: reads JSON lines {"id", "token_ids", "prompt_tokens"} from stdin and writes an npz with `ids`,
-`prefill_counts` and `decode_counts`, int64 [requests, layers, experts].
+    python hf_counts.py MODEL PROMPTS.json COUNTS.npz
 
-    python -m integration.reference.hf_counts MODEL OUT.npz < requests.jsonl
+PROMPTS.json is a list of lists of token ids. COUNTS.npz gets `counts` int64 [prompts, layers, experts], in the order
+of the prompts. They run one by one, without padding, cache or batching.
 """
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +48,14 @@ class HfReference:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("out", type=Path)
-    arguments = parser.parse_args()
-    requests = [json.loads(line) for line in sys.stdin]
-    reference = HfReference(arguments.model)
-    counted = [reference.counts(r["token_ids"], r["prompt_tokens"]) for r in requests]
-    np.savez_compressed(
-        arguments.out,
-        ids=np.array([r["id"] for r in requests]),
-        prefill_counts=np.stack([prefill for prefill, _ in counted]),
-        decode_counts=np.stack([decode for _, decode in counted]),
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", help="folder of the checkpoint")
+    parser.add_argument("prompts", type=Path, help="JSON list of lists of token ids")
+    parser.add_argument("counts", type=Path, help="npz to write")
+    options = parser.parse_args()
+    reference = HfReference(options.model)
+    prompts = json.loads(options.prompts.read_text(encoding="utf-8"))
+    np.savez_compressed(options.counts, counts=np.stack([reference.counts(ids)[0] for ids in prompts]))
 
 
 if __name__ == "__main__":
