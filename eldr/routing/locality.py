@@ -19,6 +19,7 @@ class Locality(Protocol):
     def similarities(self, signature: ExpertSignature) -> npt.NDArray[np.float32] | None:
         """Cosine of the signature's vector with each centroid, float32 [K].
 
-        None where the signature has no vector under this profile (another model, zero norm).
+        None where the signature has no vector under this profile (zero norm). Raises SignatureError for a
+        signature of another model, which the router refuses before any policy sees it.
         """
         ...
