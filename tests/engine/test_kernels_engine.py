@@ -1,14 +1,11 @@
 """One suite for both implementations of the step's reduction, against a reference that loops over tokens.
 
-The Triton kernel runs on a GPU (`-m gpu`), and in Triton's interpreter where TRITON_INTERPRET=1 is set before Triton
-is imported; the last test runs this file so, in a process of its own.
+The last test runs this file and the one of the kernel's shell in Triton's interpreter, in a process of its own.
 """
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,108 +15,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_models import INTERPRETED, ON_DEVICE, Model, model_of, random_picks, union_of
 
-from eldr.engine.kernels import reducer_for
-from eldr.engine.kernels.contract import StepReducer, StepWork
-from eldr.engine.signature_cache import SignatureCache
+from eldr.engine.kernels.contract import StepWork
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_DEVICE = pytest.mark.engine if INTERPRETED else pytest.mark.gpu
 # Each shape of a model is a compilation of its own on a GPU.
 EXAMPLES = 15 if INTERPRETED or torch.cuda.is_available() else 80
-DEVICE = "cpu" if INTERPRETED else "cuda"
 BLOCK_SIZES = [1, 16, 32, 128, 255, 256]
 
 both = pytest.mark.parametrize(
     "kind", [pytest.param("vectorised", marks=pytest.mark.engine), pytest.param("triton", marks=ON_DEVICE)]
 )
-
-
-class InterpretedMark:
-    """Reached when somebody waited for it; only then do the copies before it happen."""
-
-    def __init__(self, link: "InterpretedLink") -> None:
-        self._link = link
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def set(self) -> None:
-        self._before, self._link.copies = self._link.copies, []
-
-    def reached(self) -> bool:
-        return not self._before
-
-    def wait(self) -> None:
-        self._link.waits += 1
-        for target, source in self._before:
-            target.copy_(source)
-        self._before = []
-
-
-class InterpretedLink:
-    """A device whose copies to the host arrive as late as they may."""
-
-    device = torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.waits = 0
-        self._host: set[int] = set()
-
-    def host_buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        buffer = torch.full((length,), -7, dtype=dtype)
-        self._host.add(buffer.data_ptr())
-        return buffer
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if target.data_ptr() in self._host:
-            self.copies.append((target, source))
-        else:
-            target.copy_(source)
-
-    def new_mark(self) -> InterpretedMark:
-        return InterpretedMark(self)
-
-
-@dataclass
-class Model:
-    """A model's shape, its cache and the reducer under test."""
-
-    layers: int
-    experts: int
-    top_k: int
-    cache: SignatureCache | None
-    reducer: StepReducer
-    device: str
-
-    def rows(self) -> npt.NDArray[np.int64]:
-        assert self.cache is not None
-        return self.cache.rows.cpu().numpy().astype(np.int64)
-
-    def ids(self, picks: npt.NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(picks).to(self.device)
-
-    def slots(self, slots: Any) -> torch.Tensor:
-        return torch.as_tensor(slots, dtype=torch.int64).to(self.device)
-
-
-def model_of(
-    kind: str, layers: int = 3, experts: int = 8, top_k: int = 2, block_size: int = 8, blocks: int = 6
-) -> Model:
-    """blocks = 0: no cache, as on a decode worker."""
-    device = "cpu" if kind == "vectorised" else DEVICE
-    cache = SignatureCache(blocks, layers, experts, block_size, device) if blocks else None
-    if kind == "triton" and INTERPRETED:
-        from eldr.engine.kernels.device import DeviceReducer
-
-        reducer: StepReducer = DeviceReducer(layers, experts, top_k, cache, InterpretedLink(), 16)
-    else:
-        reducer = reducer_for(device, layers, experts, top_k, cache)
-    return Model(layers, experts, top_k, cache, reducer, device)
-
-
-def random_picks(rng: np.random.Generator, tokens: int, model: Model) -> npt.NDArray[np.int32]:
-    ranks = rng.random((tokens, model.layers, model.experts)).argsort(axis=2)
-    return ranks[:, :, : model.top_k].astype(np.int32)
 
 
 class Reference:
@@ -141,16 +47,6 @@ class Reference:
                     for expert in picks:
                         if 0 <= expert < self.rows.shape[2]:
                             self.rows[slot // self.block_size, layer, expert] += 1
-
-
-def union_of(ids: npt.NDArray[np.int32], experts: int) -> npt.NDArray[np.uint8] | None:
-    if ((ids < 0) | (ids >= experts)).any():
-        return None
-    touched = np.zeros((ids.shape[1], experts), bool)
-    for token in ids:
-        for layer, picks in enumerate(token):
-            touched[layer, picks] = True
-    return np.packbits(touched, axis=1)
 
 
 def random_step(
@@ -321,135 +217,6 @@ def test_more_blocks_and_tokens_than_one_pass_holds(kind: str) -> None:
     assert model.rows().sum() == 3
 
 
-# The shell around the kernel, on a GPU or interpreted.
-
-
-class CountingLink:
-    """Passes on to a link and counts."""
-
-    def __init__(self) -> None:
-        if INTERPRETED:
-            self.inner: Any = InterpretedLink()
-        else:
-            from eldr.engine.kernels.link import StreamLink
-
-            self.inner = StreamLink(DEVICE)
-        self.device = self.inner.device
-        self.buffers = self.waits = 0
-
-    def host_buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        self.buffers += 1
-        return self.inner.host_buffer(length, dtype)
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        self.inner.copy(target, source)
-
-    def new_mark(self) -> Any:
-        mark, link = self.inner.new_mark(), self
-
-        class CountingMark:
-            set, reached = mark.set, mark.reached
-
-            def wait(self) -> None:
-                link.waits += 1
-                mark.wait()
-
-        return CountingMark()
-
-
-def counted_reducer(link: CountingLink) -> tuple[StepReducer, Callable[[int], tuple[StepWork, Any]]]:
-    """A reducer over 4 blocks of 4, and a maker of steps with what they give."""
-    from eldr.engine.kernels.device import DeviceReducer
-
-    cache = SignatureCache(4, 2, 40, 4, DEVICE)
-
-    def work(step: int) -> tuple[StepWork, Any]:
-        ids = np.random.default_rng(step).permuted(np.tile(np.arange(40, dtype=np.int32), (4, 2, 1)), axis=2)[
-            :, :, :3
-        ]
-        slots = torch.arange(4, device=DEVICE) + step % 4 * 4
-        counts = np.stack([np.bincount(ids[:, layer].ravel(), minlength=40) for layer in range(2)])
-        ids = np.ascontiguousarray(ids)
-        return StepWork(
-            torch.from_numpy(ids).to(DEVICE),
-            slots,
-            complete=[[step % 4]],
-            wanted=np.array([step % 4 * 4]),
-            union=True,
-        ), (counts, union_of(ids, 40), ids[:1])
-
-    return DeviceReducer(2, 40, 3, cache, link, 16), work
-
-
-def assert_equals(reduced: Any, expected: Any) -> None:
-    counts, union, picks = expected
-    np.testing.assert_array_equal(reduced.counts[0], counts)
-    np.testing.assert_array_equal(reduced.union, union)
-    np.testing.assert_array_equal(reduced.picks, picks)
-
-
-@ON_DEVICE
-def test_nobody_waits_before_results_are_read_and_steps_in_flight_keep_theirs() -> None:
-    link = CountingLink()
-    reducer, work = counted_reducer(link)
-    waits = link.waits
-    steps = [work(step) for step in range(6)]
-    pending = [reducer.reduce(step) for step, _ in steps]
-    assert link.waits == waits
-    for result, (_, expected) in reversed(list(zip(pending, steps, strict=True))):
-        assert_equals(result.result(), expected)
-        assert result.done
-        assert_equals(result.result(), expected)
-    assert link.waits == waits + 6
-
-
-@ON_DEVICE
-def test_a_steady_state_allocates_no_buffers() -> None:
-    """Results are read one step late, as under async scheduling; every third step asks for nothing."""
-    link = CountingLink()
-    reducer, work = counted_reducer(link)
-    before = None
-    buffers = 0
-    for step in range(30):
-        todo, expected = work(step)
-        if step % 3 == 0:
-            todo = StepWork(todo.ids, todo.slots)
-        now = reducer.reduce(todo)
-        if before is not None:
-            assert_equals(before[0].result(), before[1])
-        before = None if step % 3 == 0 else (now, expected)
-        if not INTERPRETED:
-            torch.cuda.synchronize()
-        if step == 8:
-            buffers = link.buffers
-    # Interpreted, the mark of a step that asked for nothing is reached at once: it has nothing to copy back.
-    assert link.buffers == buffers <= 3 * 2
-
-
-@ON_DEVICE
-def test_results_that_are_never_read_give_up_their_buffers_and_nothing_else() -> None:
-    reducer, work = counted_reducer(CountingLink())
-    for step in range(5):
-        reducer.reduce(work(step)[0])
-    todo, expected = work(5)
-    assert_equals(reducer.reduce(todo).result(), expected)
-
-
-@ON_DEVICE
-def test_a_step_larger_than_the_buffers_gets_larger_ones() -> None:
-    from eldr.engine.kernels.device import SMALLEST_BUFFER
-
-    link = CountingLink()
-    reducer, work = counted_reducer(link)
-    todo, (counts, _, _) = work(0)
-    todo.complete = [[0]] * 20 + [[1] * SMALLEST_BUFFER]
-    reduced = reducer.reduce(todo).result()
-    for found in reduced.counts[:20]:
-        np.testing.assert_array_equal(found, counts)
-    assert reduced.counts[20].sum() == 0
-    assert_equals(reducer.reduce(work(1)[0]).result(), work(1)[1])
-
-
 if not INTERPRETED:
 
     @pytest.mark.engine
@@ -468,6 +235,7 @@ if not INTERPRETED:
                 "-p",
                 "no:cacheprovider",
                 __file__,
+                str(Path(__file__).with_name("test_kernels_device_engine.py")),
             ],
             env={**os.environ, "TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": "--timeout=500"},
             cwd=Path(__file__).resolve().parents[2],
@@ -477,47 +245,3 @@ if not INTERPRETED:
         )
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
         assert " passed" in done.stdout
-
-    @pytest.mark.engine
-    @pytest.mark.parametrize(
-        ("backend", "architecture", "warp"), [("cuda", 80, 32), ("cuda", 90, 32), ("hip", "gfx942", 64)]
-    )
-    @pytest.mark.parametrize(("packed", "has_rows"), [(True, True), (False, True), (True, False)])
-    def test_the_kernel_compiles_for_gpus_where_none_is(
-        backend: str,
-        architecture: Any,
-        warp: int,
-        packed: bool,
-        has_rows: bool,
-        monkeypatch: pytest.MonkeyPatch,
-        tmp_path: Path,
-    ) -> None:
-        """Adds go out without waiting for their old values, and between them and what reads them lies a barrier."""
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-
-        from eldr.engine.kernels.fused import SHARD, reduce_step
-
-        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-        constants = {
-            "LAYERS": 48, "EXPERTS": 128, "TOP_K": 8, "ROW": 128, "BLOCK_SIZE": 16, "PACKED": packed,
-            "HAS_ROWS": has_rows, "PICKS": 8, "TILE": 128, "SHARD": SHARD,
-        }  # fmt: skip
-        pointers = {"ids": "*i32", "slots": "*i64", "plan": "*i64", "words": "*i32", "out": "*i32"}
-        pointers["cells"] = "*u8" if packed else "*i32"
-        signature = {
-            name: "constexpr" if name in constants else pointers.get(name, "i32")
-            for name in reduce_step.arg_names
-        }
-        compiled = triton.compile(
-            ASTSource(reduce_step, signature, constexprs=constants),
-            target=GPUTarget(backend, architecture, warp),
-            options={"num_warps": 8, "enable_fp_fusion": True},
-        )
-        code = compiled.asm["ptx" if backend == "cuda" else "amdgcn"]
-        add, barrier = ("red.global", "bar.sync") if backend == "cuda" else ("global_atomic_add", "s_barrier")
-        assert (add in code) is has_rows
-        if has_rows:
-            assert barrier in code[: code.index(add)]
-            assert barrier in code[code.rindex(add) :]
