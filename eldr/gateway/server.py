@@ -99,11 +99,6 @@ class GatewayServer:
             return await handler(request)
         except GatewayError as error:
             return _error_response(error)
-        except web.HTTPRequestEntityTooLarge:
-            limit = self._settings.max_body_bytes
-            return _error_response(
-                GatewayError(413, f"the body is larger than {limit} bytes, the limit here")
-            )
         except web.HTTPClientError as error:
             message = f"{request.method} {request.path}: {error.reason}"
             return _error_response(GatewayError(error.status, message))
