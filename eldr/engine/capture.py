@@ -1,7 +1,8 @@
 """Records the experts that every token selects, with vLLM's own capture callback."""
 
 import torch
-from vllm.config import VllmConfig
+from vllm.config import CompilationMode, VllmConfig
+from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.fused_moe.layer import MoERunner
 from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
     RoutedExpertsCapturer,
@@ -14,6 +15,33 @@ NOT_CAPTURED = -1
 
 class CaptureError(RuntimeError):
     """Capture cannot be exact in this configuration; the engine must not start with it."""
+
+
+def check_supported(vllm_config: VllmConfig) -> None:
+    """Raises CaptureError, which names the setting, where capture would be wrong, dead or unreachable.
+
+    Context parallelism: a KV block holds parts of tokens of several ranks. Microbatches: each would overwrite
+    the rows of the one before. Data parallelism behind one server: a gateway could not address the rank whose
+    state and signatures it knows. Compilation on CPU builds: their layers are traced before capture is bound.
+    """
+    if current_platform.is_cpu() and vllm_config.compilation_config.mode != CompilationMode.NONE:
+        raise CaptureError(
+            "eldr cannot capture in compiled layers of a CPU build; start with --enforce-eager"
+        )
+    parallel = vllm_config.parallel_config
+    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+        if getattr(parallel, name) > 1:
+            raise CaptureError(f"eldr does not capture under {name} > 1, got {getattr(parallel, name)}")
+    if parallel.use_ubatching:
+        raise CaptureError("eldr does not capture under dual-batch overlap; start without --enable-dbo")
+    alone = parallel.data_parallel_external_lb or (
+        parallel.data_parallel_hybrid_lb and parallel.data_parallel_size_local == 1
+    )
+    if parallel.data_parallel_size > 1 and not alone:
+        raise CaptureError(
+            "eldr needs a server for each data-parallel rank: start every rank with --data-parallel-rank and "
+            "its own eldr worker_id, grpc_listen and http_url"
+        )
 
 
 def target_moe_layers(vllm_config: VllmConfig) -> dict[int, MoERunner]:
@@ -69,9 +97,15 @@ class Capturer(RoutedExpertsCapturer):  # type: ignore[misc]
 
     def capture(self, layer_id: int, topk_ids: torch.Tensor) -> None:
         """Callback of one layer. A batch layout that upstream does not know is a miss, not a crash (case 1.10)."""
+        row = self._row[layer_id]
+        if get_forward_context().dp_metadata is None:
+            # Padding may exceed the largest step by some rows; it stands behind the real tokens.
+            topk_ids = topk_ids[: len(self.device_buffer)]
         try:
-            super().capture(self._row[layer_id], topk_ids)
+            super().capture(row, topk_ids)
         except AssertionError:
+            # Nothing of an earlier batch may stand in for what this one selected.
+            self.device_buffer[:, row] = NOT_CAPTURED
             self.misses += 1
 
     def picks(self, tokens: int) -> torch.Tensor:

@@ -1,12 +1,11 @@
 """Expert counts of what single requests decoded, on request: for calibration and for the predictor."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from eldr.engine.step import Span
 from eldr.rpc.codec import signature_to_text
 from eldr.signature.expert_signature import ExpertSignature
 from eldr.signature.geometry import ModelGeometry
@@ -18,10 +17,18 @@ RESULT_KEY = "eldr_decode_signature"
 """Key of the counts in the decode answer's `kv_transfer_params`."""
 
 
+class Generating(Protocol):
+    """What is read of vLLM's request. `num_tokens` are the prompt's and those generated and accepted so far."""
+
+    num_prompt_tokens: int
+    num_tokens: int
+
+
 @dataclass(slots=True)
 class _Tracked:
+    request: Generating
     counts: npt.NDArray[np.uint32]
-    # First position whose picks were not asked for yet, so that a resumed request counts nothing twice.
+    # First position that is not counted yet, so that a resumed request counts nothing twice.
     next_position: int
     tokens: int = 0
     params: dict[str, Any] | None = None
@@ -32,7 +39,7 @@ class DecodeCounts:
     """Counts of generated tokens per request, [layers, experts]. Bounded by `limit` requests at a time.
 
     The last sampled token of a request is never run through the model, so a finished request covers one token
-    less than it generated.
+    less than it generated. Drafts that were run and rejected are not counted.
     """
 
     geometry: ModelGeometry
@@ -41,40 +48,40 @@ class DecodeCounts:
     _tracked: dict[str, _Tracked] = field(default_factory=dict)
     _ending: list[str] = field(default_factory=list)
 
-    def start(self, request_id: str, prompt_tokens: int) -> bool:
+    def start(self, request_id: str, request: Generating) -> bool:
         """Tracks a request; False where `limit` requests are tracked already."""
         if len(self._tracked) >= self.limit:
             self.refused += 1
             return False
-        self._tracked[request_id] = _Tracked(np.zeros(self.geometry.shape, np.uint32), prompt_tokens)
+        counts = np.zeros(self.geometry.shape, np.uint32)
+        self._tracked[request_id] = _Tracked(request, counts, request.num_prompt_tokens)
         return True
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._tracked
 
-    def wanted(
-        self, request_id: str, first: int, tokens: int, blocks: list[int], block_size: int
-    ) -> Span | None:
-        """The part of a scheduled span whose picks are still unknown, None for nothing.
+    def wanted(self, request_id: str, end: int) -> range:
+        """Positions whose picks are wanted of a step that runs the request up to position `end`.
 
-        `blocks` start with the block of position `first`.
+        It may name more than the step runs: where steps overlap, earlier ones are not known to be accepted yet.
         """
-        tracked = self._tracked[request_id]
-        start, end = max(first, tracked.next_position), first + tokens
-        if start >= end:
-            return None
-        tracked.next_position = end
-        return Span(start, end - start, blocks[start // block_size - first // block_size :])
+        return range(self._tracked[request_id].next_position, end)
 
-    def add(self, request_id: str, picks: npt.NDArray[np.int32]) -> None:
-        """Adds picks [tokens, layers, top_k]. Tokens with a missing pick are left out."""
+    def add(self, request_id: str, positions: range, picks: npt.NDArray[np.int32]) -> None:
+        """Counts the accepted tokens among those of a finished step.
+
+        picks: [positions, layers, top_k]; negative where a token was not run or not captured, which counts nothing.
+        The step's sampled tokens are in the request by now, and all but the newest token have been run for good.
+        """
         tracked = self._tracked.get(request_id)
         if tracked is None:
             return
-        known = picks[(picks >= 0).all(axis=(1, 2))]
-        layers = np.arange(self.geometry.layers)[None, :, None]
-        np.add.at(tracked.counts, (layers, known), 1)
+        final = tracked.request.num_tokens - 1
+        news = picks[max(0, tracked.next_position - positions.start) : max(0, final - positions.start)]
+        known = news[(news >= 0).all(axis=(1, 2))]
+        np.add.at(tracked.counts, (np.arange(self.geometry.layers)[None, :, None], known), 1)
         tracked.tokens += len(known)
+        tracked.next_position = max(tracked.next_position, final)
 
     def finish(self, request_id: str) -> dict[str, Any] | None:
         """The answer's parameters, to be filled when the step's report is read. None if it was not tracked."""

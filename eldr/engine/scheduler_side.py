@@ -1,5 +1,7 @@
 """Scheduler side of the connector: plans each step's capture, joins the reports, serves the worker's state."""
 
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -29,6 +31,14 @@ RESERVATION_KEY = "eldr_reservation_id"
 COMPLETE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
+@dataclass(slots=True)
+class _Planned:
+    """What a step in flight was asked for: lengths of the prompts that it completes, positions of wanted picks."""
+
+    prompts: dict[str, int] = field(default_factory=dict)
+    wanted: dict[str, range] = field(default_factory=dict)
+
+
 class SchedulerSide:
     """One per engine. `handoff` exists on prefill workers, `decode_scheduler` on decode workers.
 
@@ -51,14 +61,19 @@ class SchedulerSide:
         self._kv_cache_manager = kv_cache_manager
         self._scheduler_class = vllm_config.scheduler_config.get_scheduler_cls()
         self._needs_spans = bool(vllm_config.use_v2_model_runner)
+        self._drafts = vllm_config.speculative_config is not None
+        # Where drafts and overlapping steps meet, positions are an upper bound while a step is in flight.
+        self._positions_known = not (
+            self._needs_spans and self._drafts and vllm_config.scheduler_config.async_scheduling
+        )
         group = signature_group(kv_cache_config)
         self._group = group.index
         self._block_size = group.block_size
         self._requests: dict[str, Request] = {}
         self._fresh: list[int] = []
-        self._prompt_tokens: dict[str, int] = {}
         # Running requests of which a connector said that their KV was sent: the scheduler frees them at their end.
         self._sent_early: set[str] = set()
+        self._in_flight: deque[_Planned] = deque()
         self._server = WorkerServer(config, info)
         self._counts = DecodeCounts(info.geometry, config.max_tracked_requests)
         self._seen: SeenRequests | None = None
@@ -132,15 +147,20 @@ class SchedulerSide:
         params = request.kv_transfer_params or {}
         if self.decode_scheduler is not None:
             self.decode_scheduler.arrived(request.request_id, params.get(RESERVATION_KEY))
-        if params.get(WANTED_KEY) is True and not self._counts.start(
-            request.request_id, request.num_prompt_tokens
-        ):
+        if params.get(WANTED_KEY) is not True:
+            return
+        if not self._positions_known:
+            log.warning("decode_counts_refused", reason="asynchronous scheduling with speculative decoding")
+        elif not self._counts.start(request.request_id, request):
             log.warning("decode_counts_refused", limit=self._config.max_tracked_requests)
 
     def _blocks(self, request_id: str, first: int, tokens: int) -> list[int]:
         """KV blocks of positions `first` to `first + tokens - 1`."""
         blocks: list[int] = self._kv_cache_manager.get_block_ids(request_id)[self._group]
         return blocks[first // self._block_size : -(-(first + tokens) // self._block_size)]
+
+    def _span(self, request_id: str, first: int, tokens: int) -> Span:
+        return Span(first, tokens, self._blocks(request_id, first, tokens))
 
     def plan(self, scheduler_output: SchedulerOutput) -> StepPlan:
         """What the workers shall do with the picks of the step that was just scheduled."""
@@ -150,26 +170,49 @@ class SchedulerSide:
         first_of = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
         cached = scheduler_output.scheduled_cached_reqs
         first_of.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        drafts = scheduler_output.scheduled_spec_decode_tokens
         prefill = self.handoff is not None
         plan = StepPlan(forget=self._fresh)
         self._fresh = []
+        if prefill and self._drafts:
+            plan.limits = self._prompt_limits(scheduler_output)
+        planned = _Planned()
         for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
             request, first = self._requests[request_id], first_of[request_id]
             prompt = request.num_prompt_tokens
             plan.tokens += tokens
-            if first >= prompt - 1 and tokens == 1:
-                plan.decode_tokens += 1
+            if first >= prompt - 1 and tokens == 1 + len(drafts.get(request_id, ())):
+                plan.decode_tokens += tokens
             if prefill and first < prompt <= first + tokens:
                 plan.finishing[request_id] = self._blocks(request_id, 0, prompt)
-                self._prompt_tokens[request_id] = prompt
+                planned.prompts[request_id] = prompt
             if request_id in self._counts:
-                blocks = self._blocks(request_id, first, tokens)
-                span = self._counts.wanted(request_id, first, tokens, blocks, self._block_size)
-                if span is not None:
-                    plan.tracked[request_id] = span
+                wanted = self._counts.wanted(request_id, first + tokens)
+                if wanted:
+                    planned.wanted[request_id] = wanted
+                    plan.tracked[request_id] = self._span(request_id, wanted.start, len(wanted))
             if self._needs_spans:
-                plan.spans[request_id] = Span(first, tokens, self._blocks(request_id, first, tokens))
+                plan.spans[request_id] = self._span(request_id, first, tokens)
+        if plan.tokens:
+            self._in_flight.append(planned)
         return plan
+
+    def _prompt_limits(self, scheduler_output: SchedulerOutput) -> dict[int, int]:
+        """Leading slots with prompt tokens of the step's new blocks that hold, or will hold, others too."""
+        size = self._block_size
+        cached = scheduler_output.scheduled_cached_reqs
+        new_blocks = {new.req_id: new.block_ids for new in scheduler_output.scheduled_new_reqs}
+        new_blocks.update(zip(cached.req_ids, cached.new_block_ids, strict=True))
+        limits: dict[int, int] = {}
+        for request_id, groups in new_blocks.items():
+            if groups is None:
+                continue
+            prompt, blocks = self._requests[request_id].num_prompt_tokens, groups[self._group]
+            held = len(self._kv_cache_manager.get_blocks(request_id).blocks[self._group])
+            for index, block in enumerate(blocks, held - len(blocks)):
+                if prompt < (index + 1) * size:
+                    limits[block] = max(0, prompt - index * size)
+        return limits
 
     def finished(self, request: Request, held: bool, params: dict[str, Any] | None) -> dict[str, Any] | None:
         """A request ended; returns the parameters of its answer. A second call changes nothing.
@@ -200,11 +243,12 @@ class SchedulerSide:
     def reported(self, report: StepReport | None, sent: set[str]) -> None:
         """A step's results are in: the workers' report, and the transfers that are over."""
         if report is not None:
+            planned = self._in_flight.popleft()
             if self.handoff is not None:
                 for request_id, counts in report.counts.items():
-                    self.handoff.completed(request_id, self._prompt_tokens.pop(request_id), counts)
+                    self.handoff.completed(request_id, planned.prompts[request_id], counts)
             for request_id, picks in report.picks.items():
-                self._counts.add(request_id, picks)
+                self._counts.add(request_id, planned.wanted[request_id], picks)
             if self.decode_scheduler is not None:
                 self.decode_scheduler.reported(report)
         if self.handoff is not None:

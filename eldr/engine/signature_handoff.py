@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from eldr.engine.capture import CaptureError
+from eldr.engine.capture import check_supported
 from eldr.engine.config import EngineConfig, EngineConfigError
 from eldr.engine.fingerprint import model_fingerprint
 from eldr.engine.multi import check_name, check_place
@@ -58,14 +58,6 @@ def worker_role(vllm_config: VllmConfig) -> WorkerRole:
     return _ROLES[kv_role]
 
 
-def check_parallelism(vllm_config: VllmConfig) -> None:
-    """Raises CaptureError for layouts in which a KV block does not hold whole tokens of one rank."""
-    parallel = vllm_config.parallel_config
-    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            raise CaptureError(f"eldr does not capture under {name} > 1, got {getattr(parallel, name)}")
-
-
 class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
     """Mixin that gives a KV connector expert capture, the block-indexed signature cache and the hand-off.
 
@@ -78,7 +70,7 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
         transfer = vllm_config.kv_transfer_config
         self._config = EngineConfig.from_extra_config(transfer.kv_connector_extra_config)
         self._role_of_worker = worker_role(vllm_config)
-        check_parallelism(vllm_config)
+        check_supported(vllm_config)
         check_name(type(self), vllm_config)
         delay_us = self._config.nixl_progress_delay_us
         if delay_us is None and current_platform.is_cpu():

@@ -31,9 +31,11 @@ class StepPlan:
     """Scheduler to worker, once per step; rides on the connector's own metadata.
 
     tokens: tokens scheduled in the step.
-    decode_tokens: how many of them are decode tokens; the step is a decode step when all are.
+    decode_tokens: how many of them are decode tokens, drafts included; the step is a decode step when all are.
     finishing: request -> KV blocks of its whole prompt, for prompts that this step completes.
     forget: KV blocks handed out since the last plan; their rows start empty.
+    limits: block -> leading slots that hold prompt tokens, for new blocks where that is not all of them; only
+        where tokens are drafted.
     tracked: request -> span of generated tokens whose picks are wanted.
     spans: request -> span of all its tokens; only where the model runner gives no slot mapping (V2).
     """
@@ -42,5 +44,6 @@ class StepPlan:
     decode_tokens: int = 0
     finishing: dict[str, list[int]] = field(default_factory=dict)
     forget: list[int] = field(default_factory=list)
+    limits: dict[int, int] = field(default_factory=dict)
     tracked: dict[str, Span] = field(default_factory=dict)
     spans: dict[str, Span] = field(default_factory=dict)

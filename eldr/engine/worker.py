@@ -16,6 +16,7 @@ from eldr.engine.kernels import reducer_for
 from eldr.engine.kernels.contract import Pending, StepWork
 from eldr.engine.kernels.slots import batch_slots
 from eldr.engine.kv_group import signature_group
+from eldr.engine.prompt_slots import PromptSlots
 from eldr.engine.report import PendingReport, StepReport
 from eldr.engine.signature_cache import SignatureCache
 from eldr.engine.step import StepPlan
@@ -50,6 +51,7 @@ class CaptureWorker:
         self._block_size = group.block_size
         self._reports = bool(get_tp_group().is_first_rank)
         self.cache: SignatureCache | None = None
+        self._prompt_slots: PromptSlots | None = None
         if self._reports:
             layers, experts = len(self.capturer.layers), self.capturer.experts
             device = self.capturer.device_buffer.device
@@ -57,6 +59,8 @@ class CaptureWorker:
                 self.cache = SignatureCache(
                     kv_cache_config.num_blocks, layers, experts, group.block_size, device
                 )
+                if vllm_config.speculative_config is not None:
+                    self._prompt_slots = PromptSlots(kv_cache_config.num_blocks, group.block_size, device)
             self._reducer = reducer_for(device.type, layers, experts, self.capturer.top_k, self.cache)
         self._batch = _Batch()
 
@@ -72,6 +76,8 @@ class CaptureWorker:
         Never waits for the device: what is not there yet is a PendingReport.
         """
         batch, self._batch = self._batch, _Batch()
+        if self._prompt_slots is not None:
+            self._prompt_slots.handed_out(plan.forget, plan.limits)
         if plan.tokens == 0:
             if self.cache is not None and plan.forget:
                 self._reducer.reduce(StepWork(self.capturer.picks(0), forget=plan.forget))
@@ -95,6 +101,10 @@ class CaptureWorker:
         if plan.tracked:
             tracked = {request_id: span.tokens for request_id, span in plan.tracked.items()}
             work.wanted = np.concatenate([span.slots(self._block_size) for span in plan.tracked.values()])
+        if self._prompt_slots is not None and work.slots is not None:
+            # Only generated tokens are wanted, and none of them counts.
+            work.slots = self._prompt_slots.only(work.slots)
+            work.wanted = self._prompt_slots.beyond(work.wanted)
         finishing = list(plan.finishing) if self.cache is not None else []
         pending = self._reducer.reduce(work)
         layers = self.capturer.layers

@@ -28,7 +28,9 @@ def side() -> SchedulerSide:
     )
     spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
     vllm_config = SimpleNamespace(
-        use_v2_model_runner=False, scheduler_config=SimpleNamespace(get_scheduler_cls=lambda: Scheduler)
+        use_v2_model_runner=False,
+        speculative_config=None,
+        scheduler_config=SimpleNamespace(get_scheduler_cls=lambda: Scheduler),
     )
     manager = SimpleNamespace(usage=0.0, block_pool=SimpleNamespace(get_new_blocks=lambda count: []))
     groups = KVCacheConfig(4, [], [KVCacheGroupSpec(["layer"], spec)])

@@ -107,7 +107,7 @@ def make_worker(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CaptureWorker]
         monkeypatch.setattr(
             "eldr.engine.worker.get_tp_group", lambda: SimpleNamespace(is_first_rank=first_rank)
         )
-        return CaptureWorker(SimpleNamespace(), SimpleNamespace(num_blocks=6), role)
+        return CaptureWorker(SimpleNamespace(speculative_config=None), SimpleNamespace(num_blocks=6), role)
 
     return make
 
