@@ -13,6 +13,17 @@ settings.load_profile("eldr")
 NEEDS_VLLM = ("engine", "cluster")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much of what has a long form is run."""
+    parser.addoption("--soak", action="store_true", help="soak tests send 10,000 requests instead of 1,000")
+
+
+@pytest.fixture(scope="session")
+def soak_requests(request: pytest.FixtureRequest) -> int:
+    """Requests of a soak test."""
+    return 10_000 if request.config.getoption("--soak") else 1_000
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out files of engine tests, which may import vLLM, where the run deselects them and has no vLLM."""
     if not collection_path.name.endswith("_engine.py") or find_spec("vllm") is not None:

@@ -163,6 +163,10 @@ class Supervisor:
                     f"{process.log_tail()}"
                 )
 
+    def pid(self, name: str) -> int:
+        """Pid of a running process, which leads a session of its own. Raises KeyError for an unknown name."""
+        return self._processes[name].pid
+
     def cpu_seconds(self, *names: str) -> dict[str, float]:
         """CPU time in seconds since their start of the named processes, all their descendants included."""
         by_pid = cpu_seconds([self._processes[name].pid for name in names])
