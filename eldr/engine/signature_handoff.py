@@ -111,6 +111,8 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Takes the step's plan off the inner connector's metadata."""
         self._plan = getattr(connector_metadata, "eldr_plan", None)
+        if self._worker is not None:
+            self._worker.begin_step()
         super().bind_connector_metadata(connector_metadata)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:

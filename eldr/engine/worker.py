@@ -64,6 +64,10 @@ class CaptureWorker:
             self._reducer = reducer_for(device.type, layers, experts, self.capturer.top_k, self.cache)
         self._batch = _Batch()
 
+    def begin_step(self) -> None:
+        """Before the forward pass. Warm-up and dummy batches may have had any shape: no miss of theirs counts."""
+        self.capturer.take_misses()
+
     def note_forward(self, forward_context: Any, load_kwargs: dict[str, Any]) -> None:
         """Keeps where the step's tokens lie: the slot mapping of Model Runner V1, or the batch's order on V2."""
         mapping = getattr(forward_context, "slot_mapping", None)

@@ -81,7 +81,7 @@ class StubCapturer:
         self.layers, self.experts, self.top_k = (1, 3), 10, 2
         self.device_buffer = torch.full((8, 2, 2), -1, dtype=torch.int32)
         self.ids = np.arange(16, dtype=np.int32).reshape(4, 2, 2) % 10
-        self.cleared = 0
+        self.cleared = self.misses = 0
         self.capture()
 
     def capture(self) -> None:
@@ -95,7 +95,8 @@ class StubCapturer:
         self.cleared += tokens
 
     def take_misses(self) -> int:
-        return 0
+        misses, self.misses = self.misses, 0
+        return misses
 
 
 @pytest.fixture
@@ -175,6 +176,18 @@ def test_tokens_of_unknown_slots_are_a_miss_and_stay_uncovered(
     again = worker.finish_step(plan_of())
     assert isinstance(again, StepReport)
     assert again.misses == 1
+
+
+def test_only_misses_of_the_step_itself_are_reported(make_worker: Callable[..., CaptureWorker]) -> None:
+    """Case 1.10: warm-up and dummy batches may have any shape."""
+    worker = make_worker()
+    worker.capturer.misses = 5
+    worker.begin_step()
+    worker.capturer.misses += 2
+    worker.note_forward(*V1)
+    report = worker.finish_step(plan_of())
+    assert isinstance(report, StepReport)
+    assert report.misses == 2
 
 
 def test_a_decode_step_needs_no_slots_unless_a_request_is_tracked(
