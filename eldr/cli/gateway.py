@@ -34,6 +34,7 @@ SETTINGS = {
     "attempts": "Pairs of legs that are tried for one request.",
     "connections_per_worker": "Connections to one worker, at most.",
     "max_body_bytes": "Largest request body.",
+    "first_token_from_prefill": "Send the token that prefill samples before a decoder is chosen.",
 }
 
 
@@ -41,6 +42,9 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """A flag for each field of GatewaySettings; those in seconds drop the `_s`."""
     for entry in reversed(fields(GatewaySettings)):
         flag = "--" + entry.name.removesuffix("_s").replace("_", "-")
+        if isinstance(entry.default, bool):
+            function = click.option(flag, entry.name, is_flag=True, help=SETTINGS[entry.name])(function)
+            continue
         seconds = entry.name.endswith("_s")
         function = click.option(
             flag,

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,18 @@ def signature_of_counts(
     if rest or not (sums == sums[0]).all() or not 0 < covered <= tokens:
         return None
     return ExpertSignature(geometry.fingerprint, geometry.top_k, tokens, covered, counts.astype(np.uint32))
+
+
+def remote_tokens(found: int, computed: int, params: Mapping[str, Any]) -> int:
+    """Tokens of a prompt to take over from prefill, of `found` beyond the `computed` ones that the decoder has.
+
+    vLLM's NIXL connector takes the whole prompt of the decode leg for remote. Where that prompt goes on after what
+    prefill computed (`remote_num_tokens`), the rest has no KV anywhere and is computed here (case 2.23).
+    """
+    held = params.get("remote_num_tokens")
+    if not params.get("do_remote_prefill") or type(held) is not int or held <= 0:
+        return found
+    return max(0, min(found, held - computed))
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from vllm.v1.request import Request
 from eldr.engine.capture import check_supported
 from eldr.engine.config import EngineConfig, EngineConfigError
 from eldr.engine.fingerprint import model_fingerprint
+from eldr.engine.handoff import remote_tokens
 from eldr.engine.multi import check_name, check_place
 from eldr.engine.nixl import expire_lease, nixl_schedulers, spare_cores
 from eldr.engine.report import WorkerMetadata
@@ -168,6 +169,16 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
         super().on_new_request(request)
         if self._scheduler_side is not None:
             self._scheduler_side.arrived(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens that come from outside: never more than prefill computed. None asks the scheduler to wait."""
+        found, in_background = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if not found:
+            return found, in_background
+        count = remote_tokens(found, num_computed_tokens, request.kv_transfer_params or {})
+        return count, in_background and count > 0
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Adds the step's plan to the inner connector's metadata."""

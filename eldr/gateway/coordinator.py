@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import aiohttp
 import structlog
@@ -13,6 +14,16 @@ from eldr.gateway.bookings import DecodeBooking, PrefillBooking, Releases
 from eldr.gateway.counters import Event
 from eldr.gateway.engine_client import EngineClient, deadline, read_all
 from eldr.gateway.errors import GatewayError, LegError, WorkerRefusalError, error_body, from_router
+from eldr.gateway.first_token import (
+    FirstToken,
+    first_events,
+    later_event,
+    merged_answer,
+    obstacle,
+    read_first_token,
+    sampling_prefill_body,
+    whole_answer,
+)
 from eldr.gateway.legs import (
     ClientRequest,
     decode_body,
@@ -44,10 +55,18 @@ class Answer:
 
 @dataclass(slots=True)
 class _Course:
-    """How a request went so far. `failed` holds the workers that are not asked again."""
+    """How a request went so far. `failed` holds the workers that are not asked again.
+
+    `takes_first` while the next prefill leg's token shall be the first of the answer, `first` once one is. From
+    then on `request` is the rest of the request.
+    """
 
     request: ClientRequest
     held: ExitStack
+    attempt: int = 1
+    handoff: Handoff | None = None
+    takes_first: bool = False
+    first: FirstToken | None = None
     failed: set[str] = field(default_factory=set)
     failure: LegError | None = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -73,7 +92,7 @@ class Coordinator:
     async def answer(self, request: ClientRequest) -> AsyncIterator[Answer]:
         """The answer to a request; leaving the context gives everything back. Raises GatewayError."""
         with ExitStack() as held:
-            course = _Course(request, held)
+            course = _Course(request, held, takes_first=self._takes_first(request))
             try:
                 answer = await self._serve(course)
             except WorkerRefusalError as refusal:
@@ -89,32 +108,89 @@ class Coordinator:
         that was reached may have pulled or freed the KV already, so the next one needs a new prefill leg,
         which the prefix cache makes short.
         """
-        handoff: Handoff | None = None
-        for attempt in range(1, self._settings.attempts + 1):
-            if handoff is not None and self._remaining_s(handoff) <= 0:
+        while True:
+            if course.handoff is not None and self._remaining_s(course.handoff) <= 0:
                 self._counts[Event.HANDOFF_STALE] += 1
-                handoff.transfer.release()
-                handoff = None
+                course.handoff.transfer.release()
+                course.handoff = None
             try:
-                if handoff is None:
-                    handoff = await self._prefill(course)
-                return await self._decode(course, handoff)
+                if course.handoff is None:
+                    course.handoff = await self._prefill(course)
+                if course.takes_first:
+                    begun = self._begin(course, course.handoff)
+                    if begun is not None:
+                        return begun
+                return await self._decode(course, course.handoff)
             except NoWorkerError as error:
                 if course.failure is None:
                     raise
                 raise course.failure.as_gateway_error() from error
             except LegError as error:
-                log.info("leg_failed", request=course.request.request_id, attempt=attempt, error=str(error))
+                log.info(
+                    "leg_failed", request=course.request.request_id, attempt=course.attempt, error=str(error)
+                )
                 course.failure = error
                 course.failed.add(error.worker_id)
-                if not error.retryable or attempt == self._settings.attempts:
-                    break
-                self._counts[Event.DECODE_RETRIED if handoff else Event.PREFILL_RETRIED] += 1
-                if handoff is not None and error.reached:
-                    handoff.transfer.release()
-                    handoff = None
-        assert course.failure is not None, "attempts is at least 1"
-        raise course.failure.as_gateway_error()
+                if not error.retryable or course.attempt == self._settings.attempts:
+                    raise error.as_gateway_error() from error
+                course.attempt += 1
+                self._counts[Event.DECODE_RETRIED if course.handoff else Event.PREFILL_RETRIED] += 1
+                if course.handoff is not None and error.reached:
+                    course.handoff.transfer.release()
+                    course.handoff = None
+
+    def _takes_first(self, request: ClientRequest) -> bool:
+        """Whether the first token shall come from prefill; why not is counted."""
+        if not self._settings.first_token_from_prefill:
+            return False
+        reason = obstacle(request)
+        if reason is not None:
+            self._counts[reason] += 1
+        return reason is None
+
+    def _begin(self, course: _Course, handoff: Handoff) -> Answer | None:
+        """Makes the prefill leg's token the first of the answer where it can be.
+
+        Returns what there is to send now: an answer that is complete, or a stream that has begun and chooses its
+        decoder on the way.
+        """
+        course.takes_first = False
+        first = read_first_token(course.request, handoff.reply)
+        if not isinstance(first, FirstToken):
+            self._counts[first] += 1
+            return None
+        self._counts[Event.FIRST_TOKEN_SENT] += 1
+        streams = course.request.streams
+        headers = dict(course.headers)
+        if first.is_last:
+            handoff.booking.outcome = Outcome.COMPLETED
+            handoff.booking.release()
+            handoff.transfer.release()
+            if streams:
+                return Answer(200, EVENT_STREAM, headers, _once(first_events(first)))
+            return Answer(200, "application/json", headers, whole_answer(first))
+        course.first, course.request = first, first.continuation
+        return Answer(200, EVENT_STREAM, headers, self._continued(course, first)) if streams else None
+
+    async def _continued(self, course: _Course, first: FirstToken) -> AsyncIterator[bytes]:
+        """The stream from its first token on. What would have been a status is an error event by now."""
+        yield first_events(first)
+        try:
+            answer = await self._serve(course)
+        except WorkerRefusalError as refusal:
+            failure = refusal.as_gateway_error()
+        except RouterError as error:
+            failure = from_router(error)
+        except GatewayError as error:
+            failure = error
+        else:
+            if not isinstance(answer.body, bytes):
+                async for block in answer.body:
+                    yield block
+                return
+            failure = GatewayError(502, "the decoder answered a stream's request without a stream")
+        self._counts[Event.STREAM_FAILED] += 1
+        yield b"data: " + failure.body() + b"\n\n"
 
     async def _prefill(self, course: _Course) -> Handoff:
         """Books a prefill worker and has the prompt computed there; its KV is then held for a decoder."""
@@ -128,6 +204,7 @@ class Coordinator:
         ).worker
         course.headers["x-eldr-prefill"] = worker.worker_id
         headers = course.leg_headers(booking.id)
+        body = sampling_prefill_body(request) if course.takes_first else prefill_body(request)
         transfer = Transfer(self._releases, worker, headers[LEG_ID])
         course.held.callback(transfer.release)
         with booking.ends_with_the_leg(worker.worker_id), transfer.ends_unless_reached():
@@ -135,7 +212,7 @@ class Coordinator:
                 response = await self._engines.post(
                     worker,
                     request.endpoint,
-                    json.dumps(prefill_body(request)).encode(),
+                    json.dumps(body).encode(),
                     headers,
                     self._settings.connect_timeout_s,
                 )
@@ -168,7 +245,7 @@ class Coordinator:
                     max(0.001, min(self._settings.connect_timeout_s, self._remaining_s(handoff))),
                 )
                 course.held.callback(response.close)
-                body = await self._first_of(response, worker.worker_id, booking)
+                body = await self._first_of(response, worker.worker_id, booking, course.first)
         handoff.transfer.ended()
         return Answer(response.status, response.content_type, course.headers, body)
 
@@ -193,11 +270,16 @@ class Coordinator:
         return await reserve(None)
 
     async def _first_of(
-        self, response: aiohttp.ClientResponse, worker_id: str, booking: DecodeBooking
+        self,
+        response: aiohttp.ClientResponse,
+        worker_id: str,
+        booking: DecodeBooking,
+        first: FirstToken | None,
     ) -> bytes | AsyncIterator[bytes]:
-        """The whole JSON answer, or the stream after its first event."""
+        """The whole JSON answer, or the stream after its first event; with `first` in front of it."""
         if response.content_type == EVENT_STREAM:
-            relay = EventRelay(worker_id, response.content, self._settings.idle_timeout_s)
+            rewrite = bytes if first is None else partial(later_event, first)
+            relay = EventRelay(worker_id, response.content, self._settings.idle_timeout_s, rewrite)
             await relay.open()
             booking.output_tokens = lambda: relay.output_tokens
             return self._stream(relay, booking)
@@ -205,7 +287,7 @@ class Coordinator:
         tokens = usage_of(read_reply(body), "completion_tokens")
         booking.output_tokens = lambda: tokens
         booking.outcome = Outcome.COMPLETED
-        return body
+        return body if first is None else merged_answer(first, body)
 
     async def _stream(self, relay: EventRelay, booking: DecodeBooking) -> AsyncIterator[bytes]:
         """The decoder's events; a failure in their midst is an error event, with no [DONE] after it."""
@@ -222,3 +304,8 @@ class Coordinator:
 
     def _remaining_s(self, handoff: Handoff) -> float:
         return self._settings.handoff_timeout_s - (self._clock() - handoff.taken_at_s)
+
+
+async def _once(block: bytes) -> AsyncIterator[bytes]:
+    """A stream that is complete already."""
+    yield block

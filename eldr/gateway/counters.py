@@ -20,6 +20,17 @@ class Event(StrEnum):
     STREAM_FAILED = "stream_failed"
     CLIENT_GONE = "client_gone"
     STREAM_CUT_AT_SHUTDOWN = "stream_cut_at_shutdown"
+    FIRST_TOKEN_SENT = "first_token_sent"
+    FIRST_TOKEN_CHAT = "first_token_chat"
+    FIRST_TOKEN_COVERAGE = "first_token_coverage"
+    FIRST_TOKEN_LIMITS = "first_token_limits"
+    FIRST_TOKEN_LOGPROBS = "first_token_logprobs"
+    FIRST_TOKEN_NO_IDS = "first_token_no_ids"
+    FIRST_TOKEN_PARAMETER = "first_token_parameter"
+    FIRST_TOKEN_PENALTY = "first_token_penalty"
+    FIRST_TOKEN_SAMPLED = "first_token_sampled"
+    FIRST_TOKEN_STOP = "first_token_stop"
+    FIRST_TOKEN_TEXT = "first_token_text"
 
 
 Counts = Counter[Event]

@@ -102,3 +102,12 @@ class WorkerRefusalError(Exception):
         self.status = status
         self.body = body
         self.content_type = content_type
+
+    def as_gateway_error(self) -> GatewayError:
+        """The same status and message as the gateway's own error, for a place that takes no raw body."""
+        text = self.body.decode("utf-8", "replace")
+        try:
+            message = json.loads(text)["error"]["message"]
+        except (ValueError, LookupError, TypeError):
+            message = text
+        return GatewayError(self.status, str(message))

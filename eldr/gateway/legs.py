@@ -224,7 +224,7 @@ class PrefillReply:
 
     `transfer_id` is empty where the prefill worker holds nothing for the decoder, which finds the KV in shared
     storage or computes it again. `signature` is the base64 text of `eldr_signature`, None where the worker gave
-    none. `prompt_token_ids` is None unless the leg asked for them.
+    none. `prompt_token_ids` is None unless a chat leg asked for them. `answer` is the whole completion object.
     """
 
     params: Mapping[str, Any]
@@ -232,6 +232,7 @@ class PrefillReply:
     signature: str | None
     prompt_tokens: int
     prompt_token_ids: list[int] | None
+    answer: Mapping[str, Any]
 
 
 class ReplyError(ValueError):
@@ -259,6 +260,7 @@ def read_prefill_reply(raw: bytes) -> PrefillReply:
         signature=signature if isinstance(signature, str) else None,
         prompt_tokens=usage_of(reply, "prompt_tokens"),
         prompt_token_ids=ids if isinstance(ids, list) else None,
+        answer=reply,
     )
 
 

@@ -26,10 +26,14 @@ class GatewaySettings:
     """Decode legs that are tried for one request, the first included."""
     connections_per_worker: int = 512
     max_body_bytes: int = 16 * 1024 * 1024
+    first_token_from_prefill: bool = False
+    """Whether the token that prefill samples goes to the client before the decoder is chosen."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
+            if isinstance(entry.default, bool):
+                continue
             low, high = (1, float("inf")) if isinstance(entry.default, int) else (0.001, float("inf"))
             if entry.name == "handoff_timeout_s":
                 high = KV_LEASE_S * 2 / 3

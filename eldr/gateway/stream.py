@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
 
 from eldr.gateway.engine_client import deadline, transport_error
 from eldr.gateway.errors import LegError
-from eldr.gateway.legs import failure_of, usage_of
+from eldr.gateway.legs import ReplyError, failure_of, usage_of
 from eldr.rpc.outcome import Outcome
 
 _END = b"\n\n"
@@ -24,13 +24,21 @@ class EventRelay:
 
     A stream ends well with `data: [DONE]` and nothing else. On an error event, a choice with finish_reason
     "error", a broken connection, silence or a missing [DONE] a LegError is raised in its place (case 2.18);
-    the events before it are relayed.
+    the events before it are relayed. `rewrite` makes of an event what the client gets; its
+    ReplyError is a failure too.
     """
 
-    def __init__(self, worker_id: str, content: aiohttp.StreamReader, idle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        content: aiohttp.StreamReader,
+        idle_timeout_s: float,
+        rewrite: Callable[[bytes], bytes] = bytes,
+    ) -> None:
         self._worker_id = worker_id
         self._content = content
         self._idle_timeout_s = idle_timeout_s
+        self._rewrite = rewrite
         self._buffer = b""
         self._first = b""
         self._done = False
@@ -91,7 +99,11 @@ class EventRelay:
             self._look_at(event.strip())
             if self._failure:
                 break
-            relayed.append(event + _END)
+            try:
+                relayed.append(self._rewrite(event) + _END)
+            except ReplyError as error:
+                self._failure = self._failed(str(error))
+                break
             if self._done:
                 break
         return b"".join(relayed)

@@ -7,20 +7,23 @@
 Its text is a function of the rendered prompt, the seed and the position, so that both legs together must give
 what one engine alone gives. A decoder that is sent to KV that is no longer held gives other text, as a real one
 would, and `transfers.stale_pulls` counts it.
+
+A prompt of token ids that an engine of the fleet has given out (`return_token_ids`) is the text it stands for. Ids
+of generated tokens may follow, and the text then goes on after them.
 """
 
 import asyncio
-import hashlib
 import itertools
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
 
+from eldr.testing.fake_generation import Generation, render, token_id
 from eldr.testing.faults import Fault, FaultKind, Pause
 
 
@@ -39,8 +42,17 @@ class FakeTransfers:
 
     def __init__(self) -> None:
         self.held: dict[str, str] = {}
+        self.prompts: dict[tuple[int, ...], str] = {}
         self.ended: Counter[str] = Counter()
         self.stale_pulls = 0
+
+    def prompt_of(self, ids: list[int]) -> tuple[str, list[int]] | None:
+        """The text of token ids that begin with those of a known prompt, and the ids after it."""
+        for end in range(len(ids), 0, -1):
+            text = self.prompts.get(tuple(ids[:end]))
+            if text is not None:
+                return text, ids[end:]
+        return None
 
     def hold(self, transfer_id: str, rendered: str) -> None:
         """A prompt is complete and waits for a decoder."""
@@ -61,33 +73,14 @@ class FakeTransfers:
         return True
 
 
-@dataclass(slots=True)
-class _Generation:
-    """What one request makes."""
-
-    path: str
-    body: Mapping[str, Any]
-    rendered: str
-    request_id: str
-    fault: Fault | None
-    tokens: list[str] = field(default_factory=list)
-
-    @property
-    def chat(self) -> bool:
-        return self.path.endswith("/chat/completions")
-
-    @property
-    def prompt_tokens(self) -> int:
-        return max(1, len(self.rendered.split()))
-
-
 class FakeEngine:
     """One fake server on 127.0.0.1. Which leg a request is, its kv_transfer_params say, as in vLLM.
 
     A refused decode leg frees its hand-off, as vLLM's HTTP layer does, unless `frees_refused` is off.
     `faults` are used up one a request, `fault` holds for every other one. `pauses` maps "accepted" (before any
     byte of the answer), "prefilled" (KV held, not yet answered), "headers" (stream begun, no event yet) or "token"
-    (after the first event) to a Pause.
+    (after the first event) to a Pause. `texts` are tokens of its output by position; `stops_at` is the position of
+    an end token.
     """
 
     def __init__(
@@ -102,6 +95,9 @@ class FakeEngine:
         self.faults: deque[Fault] = deque()
         self.fault: Fault | None = None
         self.pauses: dict[str, Pause] = {}
+        self.texts: dict[int, str] = {}
+        self.stops_at: int | None = None
+        self.created = 1
         self.requests: list[SeenRequest] = []
         self.running: set[str] = set()
         self.finished = 0
@@ -154,7 +150,7 @@ class FakeEngine:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        made = _Generation(
+        made = Generation(
             path=request.path,
             body=body,
             rendered=render(request.path, body),
@@ -162,6 +158,10 @@ class FakeEngine:
             fault=self.faults.popleft() if self.faults else self.fault,
         )
         self.requests.append(SeenRequest(request.path, request.headers, body, made.rendered))
+        prompt = body.get("prompt")
+        known = self.transfers.prompt_of(prompt) if isinstance(prompt, list) else None
+        if known:
+            made.rendered, made.history = known
         self._break_where_vllm_does(made)
         self.running.add(made.request_id)
         try:
@@ -174,7 +174,7 @@ class FakeEngine:
         finally:
             self.running.discard(made.request_id)
 
-    def _break_where_vllm_does(self, made: _Generation) -> None:
+    def _break_where_vllm_does(self, made: Generation) -> None:
         """Requests that have taken real engines down (cases 2.15, 2.22, 2.25): the gateway must not send them."""
         pulls = bool((made.body.get("kv_transfer_params") or {}).get("do_remote_prefill"))
         if made.request_id in self.running:
@@ -184,7 +184,7 @@ class FakeEngine:
         elif pulls and (made.body.get("n") or 1) > 1:
             self.crashed = "one hand-off for several sequences"
 
-    async def _answer(self, request: web.Request, made: _Generation) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, made: Generation) -> web.StreamResponse:
         await self._pause("accepted")
         kind = made.fault.kind if made.fault else None
         if self.crashed or kind is FaultKind.RESET:
@@ -206,7 +206,7 @@ class FakeEngine:
             return await self._stream(request, made)
         return await self._json(request, made, prefill=bool(params.get("do_remote_decode")))
 
-    def _refusal(self, made: _Generation) -> web.Response | None:
+    def _refusal(self, made: Generation) -> web.Response | None:
         """The fault, or vLLM's own checks that a careless prefill leg runs into."""
         if made.fault and made.fault.kind is FaultKind.STATUS:
             return _error(made.fault.status, made.fault.message)
@@ -225,7 +225,7 @@ class FakeEngine:
             return _error(500, "one token is no tool call and no JSON", "InternalServerError")
         return None
 
-    def _pull(self, made: _Generation, params: Mapping[str, Any]) -> None:
+    def _pull(self, made: Generation, params: Mapping[str, Any]) -> None:
         """Takes the prompt over from the prefill engine; what is no longer held is somebody else's by now."""
         rendered = self.transfers.held.get(params["remote_request_id"])
         if rendered is None:
@@ -235,31 +235,40 @@ class FakeEngine:
         self.transfers.end(params["remote_request_id"], "pulled")
         made.rendered = rendered
 
-    def _tokens(self, made: _Generation) -> list[str]:
-        limit = made.body.get("max_completion_tokens") or made.body.get("max_tokens") or 16
-        seed = made.body.get("seed", 0)
-        return [
-            hashlib.sha256(f"{made.rendered}|{seed}|{index}".encode()).hexdigest()[:4] + " "
-            for index in range(limit)
-        ]
+    def _tokens(self, made: Generation) -> list[str]:
+        """The output after `history`; one that this engine would not have made leads elsewhere."""
+        begun = len(made.history)
+        if made.history != [token_id(self._token(made, index)) for index in range(begun)]:
+            made.rendered = "another history"
+        limit = begun + (made.body.get("max_completion_tokens") or made.body.get("max_tokens") or 16)
+        if self.stops_at is not None and begun + made.body.get("min_tokens", 0) <= self.stops_at < limit:
+            limit, made.finish = self.stops_at + 1, "stop"
+        tokens = [self._token(made, index) for index in range(begun, limit)]
+        return [*tokens[:-1], ""] if made.finish == "stop" else tokens
 
-    async def _json(self, request: web.Request, made: _Generation, prefill: bool) -> web.StreamResponse:
+    def _token(self, made: Generation, index: int) -> str:
+        return self.texts[index] if index in self.texts else made.token(index)
+
+    async def _json(self, request: web.Request, made: Generation, prefill: bool) -> web.StreamResponse:
         kind = made.fault.kind if made.fault else None
         if kind is FaultKind.ERROR_PAYLOAD:
             return web.json_response({"error": {"message": "engine failed", "type": "InternalServerError"}})
-        finish = "error" if kind is FaultKind.ERROR_FINISH else "length"
+        finish = "error" if kind is FaultKind.ERROR_FINISH else made.finish
         text = "" if kind is FaultKind.ERROR_FINISH else "".join(made.tokens)
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "stop_reason": None}
         choice |= {"message": {"role": "assistant", "content": text}} if made.chat else {"text": text}
+        if not made.chat:
+            choice |= self._shown_ids(made, made.tokens, with_prompt=True)
         reply: dict[str, Any] = {
             "id": f"cmpl-{made.request_id}",
             "object": "chat.completion" if made.chat else "text_completion",
+            "created": self.created,
             "model": self.model,
             "choices": [choice],
-            "usage": _usage(made),
+            "usage": made.usage(len(made.tokens)),
             "kv_transfer_params": None,
         }
-        if made.body.get("return_token_ids"):
+        if made.chat and made.body.get("return_token_ids"):
             reply["prompt_token_ids"] = list(range(made.prompt_tokens))
         if prefill and kind is not FaultKind.NO_HANDOFF:
             reply["kv_transfer_params"] = self._hold(made)
@@ -268,7 +277,18 @@ class FakeEngine:
             return await self._break_off(request, json.dumps(reply).encode())
         return web.json_response(reply)
 
-    def _hold(self, made: _Generation) -> dict[str, Any]:
+    def _shown_ids(self, made: Generation, tokens: list[str], with_prompt: bool) -> dict[str, Any]:
+        """Token ids of a completion's choice, null where the client does not ask for them."""
+        if not made.body.get("return_token_ids"):
+            return {"prompt_token_ids": None, "token_ids": None}
+        prompt = [token_id(word) for word in made.rendered.split()]
+        self.transfers.prompts[tuple(prompt)] = made.rendered
+        return {
+            "prompt_token_ids": prompt + made.history if with_prompt else None,
+            "token_ids": [token_id(token) for token in tokens],
+        }
+
+    def _hold(self, made: Generation) -> dict[str, Any]:
         transfer_id = f"cmpl-{made.request_id}-{next(self._ids):08x}"
         self.transfers.hold(transfer_id, made.rendered)
         return {
@@ -279,6 +299,7 @@ class FakeEngine:
             "remote_request_id": transfer_id,
             "remote_host": "127.0.0.1",
             "remote_port": 5600,
+            "remote_num_tokens": made.prompt_tokens,
             "tp_size": 1,
             "eldr_signature": self.signature(made.rendered),
         }
@@ -292,7 +313,7 @@ class FakeEngine:
         request.transport.abort()
         return response
 
-    async def _stream(self, request: web.Request, made: _Generation) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, made: Generation) -> web.StreamResponse:
         fault = made.fault or Fault(FaultKind.STATUS, after_tokens=1 << 30)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
@@ -302,50 +323,46 @@ class FakeEngine:
                 await self._fail_in_stream(response, made, fault)
                 return response
             last = index + 1 == len(made.tokens)
-            await _event(response, self._chunk(made, token, "length" if last else None))
+            await _event(response, self._chunk(made, index, token, made.finish if last else None))
             if index == 0:
                 await self._pause("token")
         if (made.body.get("stream_options") or {}).get("include_usage"):
-            await _event(response, {**self._chunk(made, "", None), "choices": [], "usage": _usage(made)})
+            chunk = self._chunk(made, len(made.tokens), "", None)
+            await _event(response, {**chunk, "choices": [], "usage": made.usage(len(made.tokens))})
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def _fail_in_stream(self, response: web.StreamResponse, made: _Generation, fault: Fault) -> None:
+    async def _fail_in_stream(self, response: web.StreamResponse, made: Generation, fault: Fault) -> None:
         if fault.kind is FaultKind.STALL:
             await asyncio.Event().wait()
         if fault.kind is FaultKind.CUT:
             return
         if fault.kind is FaultKind.ERROR_FINISH:
-            await _event(response, self._chunk(made, "", "error"))
+            await _event(response, self._chunk(made, len(made.tokens), "", "error"))
         else:
             await _event(response, {"error": {"message": "engine failed", "type": "InternalServerError"}})
         await response.write(b"data: [DONE]\n\n")
 
-    def _chunk(self, made: _Generation, token: str, finish: str | None) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
+    def _chunk(self, made: Generation, index: int, token: str, finish: str | None) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0}
         choice |= {"delta": {"content": token}} if made.chat else {"text": token}
-        return {"id": f"cmpl-{made.request_id}", "model": self.model, "choices": [choice], "usage": None}
+        choice |= {"logprobs": None, "finish_reason": finish, "stop_reason": None}
+        if not made.chat:
+            choice |= self._shown_ids(made, [token], with_prompt=index == 0)
+        chunk: dict[str, Any] = {
+            "id": f"cmpl-{made.request_id}",
+            "object": "chat.completion.chunk" if made.chat else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [choice],
+        }
+        if (made.body.get("stream_options") or {}).get("continuous_usage_stats"):
+            chunk["usage"] = made.usage(index + 1)
+        return chunk
 
     async def _pause(self, point: str) -> None:
         if point in self.pauses:
             await self.pauses[point].wait_here()
-
-
-def render(path: str, body: Mapping[str, Any]) -> str:
-    """The prompt as text: token ids as numbers, a chat with its tools in front."""
-    if path.endswith("/chat/completions"):
-        tools = json.dumps(body["tools"], sort_keys=True) if body.get("tools") else ""
-        return tools + " ".join(f"<{m['role']}> {m.get('content') or ''}" for m in body["messages"])
-    prompt = body["prompt"]
-    return prompt if isinstance(prompt, str) else " ".join(str(part) for part in prompt)
-
-
-def _usage(made: _Generation) -> dict[str, int]:
-    return {
-        "prompt_tokens": made.prompt_tokens,
-        "completion_tokens": len(made.tokens),
-        "total_tokens": made.prompt_tokens + len(made.tokens),
-    }
 
 
 def _error(status: int, message: str, kind: str = "BadRequestError") -> web.Response:

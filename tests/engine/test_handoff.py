@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eldr.engine.handoff import SIGNATURE_KEY, PrefillHandoff, signature_of_counts
+from eldr.engine.handoff import SIGNATURE_KEY, PrefillHandoff, remote_tokens, signature_of_counts
 from eldr.rpc.codec import signature_from_text
 from eldr.signature import ModelGeometry
 
@@ -146,3 +146,27 @@ def test_a_transfer_whose_answer_was_never_seen_is_released_by_the_id_of_its_leg
     assert not state.ask_release("0")
     assert state.ask_release("leg-1")
     assert state.take_releases() == [held]
+
+
+@pytest.mark.parametrize(
+    ("found", "computed", "held", "taken"),
+    [
+        (8, 0, 8, 8),
+        (9, 0, 8, 8),
+        (5, 4, 8, 4),
+        (1, 8, 8, 0),
+        (3, 0, 8, 3),
+        (9, 0, None, 9),
+        (9, 0, 0, 9),
+    ],
+)
+def test_a_decoder_takes_no_more_tokens_over_than_prefill_computed(
+    found: int, computed: int, held: int | None, taken: int
+) -> None:
+    """Case 2.23: prefill of 8 tokens, a decode prompt of 9, none, some or all of the 8 cached."""
+    assert remote_tokens(found, computed, {"do_remote_prefill": True, "remote_num_tokens": held}) == taken
+
+
+def test_a_prefill_legs_own_count_is_left_alone() -> None:
+    assert remote_tokens(9, 0, {"do_remote_decode": True, "remote_num_tokens": 8}) == 9
+    assert remote_tokens(9, 0, {}) == 9

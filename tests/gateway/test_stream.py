@@ -6,6 +6,7 @@ import aiohttp
 import pytest
 
 from eldr.gateway.errors import LegError
+from eldr.gateway.legs import ReplyError
 from eldr.gateway.stream import EventRelay
 from eldr.rpc.outcome import Outcome
 
@@ -32,8 +33,8 @@ def event(text: str, **fields) -> bytes:
     return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def relayed(content: Content) -> tuple[bytes, EventRelay, LegError | None]:
-    relay = EventRelay("d0", content, idle_timeout_s=1.0)
+async def relayed(content: Content, rewrite=bytes) -> tuple[bytes, EventRelay, LegError | None]:
+    relay = EventRelay("d0", content, 1.0, rewrite)
     out = b""
     try:
         await relay.open()
@@ -100,3 +101,20 @@ async def test_a_broken_connection_has_failed_and_another_worker_may_do_better()
 async def test_what_follows_done_is_not_relayed():
     out, _, error = await relayed(Content(event("a"), DONE + event("b"), event("c")))
     assert (out, error) == (event("a") + DONE, None)
+
+
+async def test_events_reach_the_client_as_they_are_rewritten():
+    out, relay, error = await relayed(Content(event("a") + DONE), rewrite=bytes.upper)
+    assert out == (event("a") + DONE).upper()
+    assert (relay.output_tokens, error) == (1, None)
+
+
+async def test_an_event_that_cannot_be_rewritten_ends_the_stream_after_those_before_it():
+    def rewrite(data: bytes) -> bytes:
+        if b'"b"' in data:
+            raise ReplyError("no chunk")
+        return data
+
+    out, _, error = await relayed(Content(event("a"), event("b") + DONE), rewrite)
+    assert out == event("a")
+    assert str(error) == "worker d0: no chunk"

@@ -1,8 +1,10 @@
 """A real cluster behind router and gateway answers what one ordinary vLLM server answers."""
 
 import asyncio
+import json
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
@@ -10,6 +12,9 @@ import pytest
 from serving_support import MODEL, Served, metric
 
 from eldr.client import RouterClient, WorkerClient
+from eldr.cluster import Command
+from eldr.cluster.ports import LOOPBACK, free_ports
+from eldr.cluster.readiness import port_ready
 from eldr.demo.client import Request, send_all
 from eldr.demo.compare import ReferenceOutput, compare_outputs
 from eldr.demo.references import reference_outputs
@@ -236,3 +241,69 @@ async def test_clients_that_go_away_leave_nothing_behind(
         while any(w.state and w.state.running + w.state.waiting for w in await router.workers()):
             assert time.monotonic() < deadline, "a decoder still runs what nobody reads"
             await asyncio.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def first_token_url(served: Served) -> Iterator[str]:
+    """A second gateway on the same fleet, which sends the first token from prefill."""
+    listen = f"{LOOPBACK}:{free_ports(1)[0]}"
+    words = ("gateway", f"--listen={listen}", f"--router={served.router}", "--first-token-from-prefill")
+    supervisor = served.fleet.supervisor
+    supervisor.start(Command("gateway-first-token", (sys.executable, "-m", "eldr.cli.main", *words)))
+    supervisor.wait_ready("gateway-first-token", port_ready(listen), 60)
+    yield f"http://{listen}"
+    supervisor.stop("gateway-first-token")
+
+
+async def test_the_first_token_from_prefill_changes_no_greedy_output(
+    served: Served, texts: list[str], first_token_url: str, http: aiohttp.ClientSession
+) -> None:
+    """Case 2.23: a decode prompt one token longer than the prefilled one, at and around the block size of 32.
+
+    Every prompt is sent three times, so that decoders have none, some or all of it in their prefix caches.
+    """
+    path = "/v1/completions"
+    _, reply = await post(http, served.ordinary_url + path, body_of(" ".join(texts[700:702]), 1, tokens=1))
+    ids = reply["choices"][0]["prompt_token_ids"]
+    prompts: list[Any] = [ids[:length] for length in (31, 32, 33, 63, 64, 65, 97)]
+    prompts += texts[710:722]
+    requests = [
+        Request(f"{turn}-{i}", "", body_of(prompt, seed=1, tokens=(2, 12)[i % 2]))
+        for turn in range(3)
+        for i, prompt in enumerate(prompts)
+    ]
+    answers = await send_all(first_token_url, requests, 8, 300)
+    assert [answer.error for answer in answers if answer.error] == []
+    expected = await reference_outputs(served.ordinary_url, requests, 8, 300)
+    check = compare_outputs(answers, expected)
+    assert (check.checked, check.different) == (len(requests), ())
+    await assert_nothing_is_held(served)
+
+
+@pytest.mark.parametrize("more", [{}, {"min_tokens": 5, "ignore_eos": False}, {"max_tokens": 1}])
+async def test_an_answer_that_begins_at_prefill_has_the_fields_of_the_ordinary_one(
+    more: dict[str, Any], served: Served, texts: list[str], first_token_url: str, http: aiohttp.ClientSession
+) -> None:
+    body = {**body_of(texts[730], seed=1, tokens=9), **more}
+    _, alone = await post(http, served.ordinary_url + "/v1/completions", body)
+    status, answer = await post(http, first_token_url + "/v1/completions", body)
+    assert status == 200
+    for reply in (alone, answer):
+        del reply["id"], reply["created"], reply["system_fingerprint"]
+    assert answer == alone
+    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    streams = []
+    for url in (served.ordinary_url, first_token_url):
+        async with http.post(url + "/v1/completions", json={**body, **options}) as response:
+            began_at_prefill = (
+                "x-eldr-prefill" in response.headers and "x-eldr-decode" not in response.headers
+            )
+            lines = [line[6:] for line in (await response.text()).split("\n\n") if line]
+        assert lines.pop() == "[DONE]"
+        events = [json.loads(line) for line in lines]
+        assert len({(event.pop("id"), event.pop("created")) for event in events}) == 1
+        events[-1].pop("system_fingerprint", None)
+        streams.append(events)
+    assert began_at_prefill
+    assert streams[1] == streams[0]
+    await assert_nothing_is_held(served)
