@@ -140,6 +140,18 @@ def test_reservations_are_reported_while_their_requests_are_in_the_engine() -> N
     assert engine.changes == 2
 
 
+def test_a_request_is_known_by_the_routers_id_whatever_id_an_engine_gave_it() -> None:
+    """Case 2.17: engines put random parts into their ids; what crosses workers is the router's own."""
+    reported = []
+    for engine_local in ("cmpl-x-0-1f2e", "cmpl-x-0-9b8a"):
+        engine = Engine()
+        tap = tap_of(engine)
+        tap.arrived(engine_local, "res-1")
+        step(engine, tap, None)
+        reported.append(tap.snapshot("d", "i", 1).reservation_ids)
+    assert reported == [{"res-1"}, {"res-1"}]
+
+
 def test_an_unchanged_membership_wakes_nobody() -> None:
     engine = Engine()
     tap = tap_of(engine)
