@@ -27,7 +27,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     config = FleetConfig(engine=engine, prefill=1, decode=2, connector_config={"kv_lease_duration": LEASE_S})
     with LocalFleet(config, tmp_path_factory.mktemp("logs"), print) as fleet:
         router = fleet.start_router()
-        ordinary = VllmServer("ordinary", Leg.WHOLE, engine, http_port=free_ports(1)[0], core=1)
+        ordinary = VllmServer(
+            "ordinary",
+            Leg.WHOLE,
+            engine,
+            http_port=free_ports(1)[0],
+            core=1,
+            # Every prompt in one step: a seeded prompt that is prefilled in chunks kills vLLM 0.32.0 on a CPU.
+            extra_args=(f"--max-num-batched-tokens={engine.max_num_seqs * engine.max_model_len}",),
+        )
         fleet.supervisor.start(ordinary.command())
         fleet.start_servers()
         fleet.supervisor.wait_ready("ordinary", http_ready(f"{ordinary.http_url}/health"), 300)
