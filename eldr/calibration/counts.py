@@ -1,5 +1,6 @@
 """Expert counts of calibration requests, prefill and decode, checked row by row."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +9,18 @@ import numpy.typing as npt
 
 CountArray = npt.NDArray[Any]
 IntArray = npt.NDArray[np.int64]
+GateArray = npt.NDArray[np.float32]
 
 _TALLY_ROWS = 64
+_ARRAYS = (
+    "prefill_counts",
+    "decode_counts",
+    "prompt_len",
+    "decode_ids",
+    "decode_len",
+    "gate_probability",
+    "gate_logit",
+)
 
 
 class CountsError(ValueError):
@@ -24,10 +35,12 @@ class Counts:
     request, to the same multiple of top_k in every layer; a request that generated nothing has zeros.
     `decode_ids` [N, T, L, k], with `decode_len` [N] valid steps, where single steps are known. Counts are
     kept in the narrowest unsigned integer that holds the largest.
+    `gate_probability` and `gate_logit`, float32 [N, L, E], are sums over the prompt's tokens of what the gate gave
+    each expert, as a score and before its scoring function, where the capture was asked for them.
     `fingerprint` is "" where the origin is unknown, `domains` are "" where unlabelled.
 
     Raises CountsError for wrong shapes, and naming row and id for: equal ids, values that are negative,
-    fractional or not finite, and sums that break conservation.
+    fractional or not finite, and sums that break conservation, with the layer.
     """
 
     ids: tuple[str, ...]
@@ -40,6 +53,8 @@ class Counts:
     domains: tuple[str, ...] = ()
     decode_ids: CountArray | None = None
     decode_len: IntArray | None = None
+    gate_probability: GateArray | None = None
+    gate_logit: GateArray | None = None
 
     def __post_init__(self) -> None:
         self._check_header()
@@ -51,7 +66,10 @@ class Counts:
                 object.__setattr__(self, name, self._whole(name, shape[:1]).astype(np.int64))
         self._check_prefill()
         self._check_decode()
-        for name in ("prefill_counts", "decode_counts", "prompt_len", "decode_ids", "decode_len"):
+        for name in ("gate_probability", "gate_logit"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, self._gate_sums(name, shape))
+        for name in _ARRAYS:
             array = getattr(self, name)
             if array is not None:
                 view = array.view()
@@ -117,6 +135,15 @@ class Counts:
             raise CountsError(f"{name} must fit 32 bits, got {largest}")
         return array.astype(np.min_scalar_type(int(largest)))
 
+    def _gate_sums(self, name: str, shape: tuple[int, ...]) -> GateArray:
+        array: CountArray = np.asarray(getattr(self, name))
+        if array.shape != shape or array.dtype.kind != "f":
+            raise CountsError(f"{name} must be floats of shape {shape}, got {array.dtype} {array.shape}")
+        self._refuse(~np.isfinite(array), f"{name} are not finite")
+        if name == "gate_probability":
+            self._refuse(array < 0, f"{name} are negative")
+        return array.astype(np.float32)
+
     def _refuse(self, bad: npt.NDArray[np.bool_], what: str) -> None:
         rows = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
         if rows.size:
@@ -137,7 +164,13 @@ class Counts:
     def _check_decode(self) -> None:
         sums = self.decode_counts.sum(axis=2, dtype=np.int64)
         wrong = (sums != sums[:, :1]) | (sums % self.top_k != 0)
-        self._refuse(wrong, f"decode_counts of the layers do not sum to one multiple of top_k {self.top_k}")
+        if wrong.any():
+            row, layer = (int(index) for index in np.argwhere(wrong)[0])
+            raise CountsError(
+                f"row {row} (id {self.ids[row]!r}): decode_counts of layer {layer} sum to {sums[row, layer]}, "
+                f"those of layer 0 to {sums[row, 0]}; all must be one multiple of top_k {self.top_k} "
+                f"({int(wrong.any(axis=1).sum())} such rows)"
+            )
         if (self.decode_ids is None) != (self.decode_len is None):
             raise CountsError("decode_ids and decode_len must be given together")
         if self.decode_ids is None or self.decode_len is None:
@@ -175,3 +208,38 @@ def tally(ids: CountArray, length: CountArray, experts: int) -> CountArray:
             picked.ravel(), minlength=len(part) * layers * experts
         ).reshape(-1, layers, experts)
     return counts
+
+
+def merged(parts: Sequence[Counts]) -> Counts:
+    """The requests of all parts in their order, without single decode steps; gate sums where every part has them.
+
+    Raises CountsError, naming the part's number, where a part is of another model, and for an id that comes twice.
+    """
+    if not parts:
+        raise CountsError("there are no counts to merge")
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    for number, part in enumerate(parts[1:], start=2):
+        for name in ("fingerprint", "top_k", "moe_layers", "experts"):
+            if getattr(part, name) != getattr(first, name):
+                raise CountsError(
+                    f"part {number} has {name} {getattr(part, name)!r}, part 1 has {getattr(first, name)!r}"
+                )
+
+    def joined(name: str) -> CountArray | None:
+        arrays = [getattr(part, name) for part in parts]
+        return None if any(array is None for array in arrays) else np.concatenate(arrays)
+
+    return Counts(
+        ids=tuple(request_id for part in parts for request_id in part.ids),
+        fingerprint=first.fingerprint,
+        top_k=first.top_k,
+        moe_layers=first.moe_layers,
+        prompt_len=np.concatenate([part.prompt_len for part in parts]),
+        prefill_counts=np.concatenate([part.prefill_counts for part in parts]),
+        decode_counts=np.concatenate([part.decode_counts for part in parts]),
+        domains=tuple(domain for part in parts for domain in part.domains),
+        gate_probability=joined("gate_probability"),
+        gate_logit=joined("gate_logit"),
+    )

@@ -5,6 +5,8 @@ An npz without pickled objects. Keys (N requests, L MoE layers, E experts, k pic
 - `prefill_counts` [N, L, E], `prompt_len` [N]: picks of the prompt's tokens, and how many tokens it has.
 - `decode_ids` [N, T, L, k] or `decode_counts` [N, L, E], or both: picks of the generated tokens. `decode_len`
   [N] (optional) says how many of the T steps are real; the rest is ignored.
+- `gate_probability`, `gate_logit` float [N, L, E] (optional): sums over the prompt's tokens of the gate's score and
+  of its raw logit. The testbed's traces call the first one `prefill_prob`.
 - `ids` [N], `domain` [N] text, `fingerprint` text, `top_k`, `moe_layers` [L], `eldr_counts_version`: all
   optional, so that traces of other origin load too. Missing ids become "0", "1", ...; a missing fingerprint
   becomes "", which matches no live model; a missing `top_k` is read off the picks or the sums.
@@ -14,7 +16,7 @@ Other keys are ignored.
 
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,9 +25,17 @@ import numpy as np
 import numpy.typing as npt
 
 from eldr.calibration.atomic_file import write_atomically
-from eldr.calibration.counts import Counts, CountsError, tally
+from eldr.calibration.counts import Counts, CountsError, merged, tally
 
-__all__ = ["COUNTS_VERSION", "MAX_COUNTS_BYTES", "Counts", "CountsError", "load_counts", "save_counts"]
+__all__ = [
+    "COUNTS_VERSION",
+    "MAX_COUNTS_BYTES",
+    "Counts",
+    "CountsError",
+    "load_counts",
+    "load_merged",
+    "save_counts",
+]
 
 COUNTS_VERSION = 1
 
@@ -38,6 +48,9 @@ _READ_KEYS = (
     "decode_ids",
     "decode_len",
     "decode_counts",
+    "gate_probability",
+    "prefill_prob",
+    "gate_logit",
     "ids",
     "domain",
     "fingerprint",
@@ -63,6 +76,10 @@ def save_counts(counts: Counts, path: Path) -> None:
     if counts.decode_ids is not None and counts.decode_len is not None:
         arrays["decode_ids"] = counts.decode_ids
         arrays["decode_len"] = counts.decode_len
+    for key in ("gate_probability", "gate_logit"):
+        sums = getattr(counts, key)
+        if sums is not None:
+            arrays[key] = sums
 
     def write(file: BinaryIO) -> None:
         np.savez_compressed(file, allow_pickle=False, **arrays)
@@ -101,7 +118,30 @@ def load_counts(path: Path, max_bytes: int = MAX_COUNTS_BYTES) -> Counts:
         decode_counts=decode.counts,
         decode_ids=decode.ids,
         decode_len=decode.length,
+        gate_probability=arrays.get("gate_probability", arrays.get("prefill_prob")),
+        gate_logit=arrays.get("gate_logit"),
     )
+
+
+def load_merged(paths: Sequence[Path], max_bytes: int = MAX_COUNTS_BYTES) -> Counts:
+    """Several counts files as one, `max_bytes` over all together. Raises CountsError that names the file."""
+    parts: list[Counts] = []
+    for path in paths:
+        try:
+            parts.append(load_counts(path, max_bytes))
+        except CountsError as error:
+            named = str(error).startswith(f"{path.name}:") or len(paths) == 1
+            raise CountsError(str(error) if named else f"{path.name}: {error}") from error
+        max_bytes -= sum(
+            array.nbytes
+            for array in (parts[-1].prefill_counts, parts[-1].decode_counts, parts[-1].decode_ids)
+            if array is not None
+        )
+    try:
+        return merged(parts)
+    except CountsError as error:
+        names = ", ".join(f"{number} {path.name}" for number, path in enumerate(paths, start=1))
+        raise CountsError(f"{error} (parts: {names})") from error
 
 
 def _read_arrays(path: Path, max_bytes: int) -> dict[str, npt.NDArray[Any]]:

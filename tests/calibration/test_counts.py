@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from eldr.calibration.counts import CountsError, tally
+from eldr.calibration.counts import CountsError, merged, tally
 
 
 def with_cell(array, index, value):
@@ -66,7 +66,10 @@ def test_a_layer_that_was_never_captured_is_refused(make_counts):
 
 def test_decode_layers_that_disagree_are_refused(make_counts):
     array = with_cell(make_counts().decode_counts, (2, 0, 0), 60)
-    with pytest.raises(CountsError, match=r"row 2 .*decode_counts of the layers do not sum to one multiple"):
+    with pytest.raises(
+        CountsError,
+        match=r"row 2 .*decode_counts of layer \d sum to \d+, those of layer 0 to \d+; all must be one multiple",
+    ):
         make_counts(decode_counts=array)
 
 
@@ -75,6 +78,77 @@ def test_a_request_that_generated_nothing_is_kept_with_zeros(make_counts):
     array = np.array(make_counts().decode_counts)
     array[4] = 0
     assert make_counts(decode_counts=array).decode_tokens[4] == 0
+
+
+def test_decode_counts_that_lost_a_layer_are_refused_with_row_and_layer(make_counts):
+    array = np.array(make_counts().decode_counts)
+    array[5, 2] = 0
+    with pytest.raises(CountsError, match=r"row 5 \(id 'r5'\): decode_counts of layer 2 sum to 0, .* to 60"):
+        make_counts(decode_counts=array)
+
+
+def test_gate_sums_are_kept_as_read_only_float32(make_counts):
+    sums = np.random.default_rng(0).random((40, 3, 12))
+    counts = make_counts(gate_probability=sums, gate_logit=-sums)
+    assert counts.gate_probability.dtype == counts.gate_logit.dtype == np.float32
+    assert np.array_equal(counts.gate_logit, -sums.astype(np.float32))
+    with pytest.raises(ValueError, match="read-only"):
+        counts.gate_logit[0] = 1
+    assert make_counts().gate_probability is None
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "message"),
+    [
+        ("gate_probability", -0.1, r"row 7 \(id 'r7'\): gate_probability are negative"),
+        ("gate_probability", np.nan, r"row 7 \(id 'r7'\): gate_probability are not finite"),
+        ("gate_logit", -np.inf, r"row 7 \(id 'r7'\): gate_logit are not finite"),
+    ],
+)
+def test_impossible_gate_sums_are_refused_with_row_and_id(make_counts, name, cell, message):
+    with pytest.raises(CountsError, match=message):
+        make_counts(**{name: with_cell(np.zeros((40, 3, 12)), (7, 1, 1), cell)})
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((40, 3, 11)), np.zeros((40, 3, 12), int)])
+def test_gate_sums_of_another_shape_or_kind_are_refused(make_counts, wrong):
+    with pytest.raises(CountsError, match=r"gate_logit must be floats of shape \(40, 3, 12\)"):
+        make_counts(gate_logit=wrong)
+
+
+def test_merged_counts_hold_the_requests_of_all_parts_in_order(make_counts):
+    sums = np.ones((40, 3, 12), np.float32)
+    first = make_counts(gate_logit=sums)
+    second = make_counts(seed=1, ids=tuple(f"s{row}" for row in range(40)), gate_logit=2 * sums)
+    both = merged([first, second])
+    assert both.ids == first.ids + second.ids
+    assert both.domains == first.domains + second.domains
+    for name in ("prompt_len", "prefill_counts", "decode_counts", "gate_logit"):
+        assert np.array_equal(
+            getattr(both, name), np.concatenate([getattr(part, name) for part in (first, second)])
+        )
+    without = make_counts(seed=1, ids=second.ids)
+    assert merged([first, without]).gate_logit is None, "sums that one part lacks are of no use"
+    assert merged([first]) is first
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fingerprint": "model-b"}, "part 2 has fingerprint 'model-b', part 1 has 'model-a'"),
+        ({"moe_layers": (0, 1, 3)}, "part 2 has moe_layers"),
+        ({"ids": tuple(f"r{row}" for row in range(40))}, "row 40: id 'r0' is already that of row 0"),
+    ],
+)
+def test_parts_of_other_models_or_with_equal_ids_do_not_merge(make_counts, changes, message):
+    ids = tuple(f"s{row}" for row in range(40))
+    with pytest.raises(CountsError, match=message):
+        merged([make_counts(), make_counts(**({"ids": ids} | changes))])
+
+
+def test_nothing_merges_to_an_error():
+    with pytest.raises(CountsError, match="no counts to merge"):
+        merged([])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eldr.calibration.counts_file import Counts, CountsError, load_counts, save_counts
+from eldr.calibration.counts_file import Counts, CountsError, load_counts, load_merged, save_counts
 
 
 class Marker:
@@ -51,6 +51,40 @@ def test_a_saved_file_loads_as_it_was(make_counts, tmp_path):
     for name in ("prompt_len", "prefill_counts", "decode_counts"):
         assert np.array_equal(getattr(again, name), getattr(counts, name))
     assert again.decode_ids is None
+
+
+def test_gate_sums_survive_saving(make_counts, tmp_path):
+    sums = np.random.default_rng(0).random((40, 3, 12)).astype(np.float32)
+    save_counts(make_counts(gate_probability=sums, gate_logit=-sums), tmp_path / "counts.npz")
+    again = load_counts(tmp_path / "counts.npz")
+    assert np.array_equal(again.gate_probability, sums)
+    assert np.array_equal(again.gate_logit, -sums)
+
+
+def test_gate_probability_is_found_under_its_name_in_the_testbeds_traces(trace, tmp_path):
+    sums = np.ones(trace["prefill_counts"].shape, np.float16)
+    assert load_counts(write(tmp_path / "t.npz", trace | {"prefill_prob": sums})).gate_probability is not None
+    assert load_counts(write(tmp_path / "u.npz", trace)).gate_probability is None
+
+
+def test_several_files_load_as_one(make_counts, tmp_path):
+    paths = [tmp_path / "a.npz", tmp_path / "b.npz"]
+    for path in paths:
+        ids = tuple(f"{path.stem}{row}" for row in range(40))
+        save_counts(make_counts(ids=ids), path)
+    assert load_merged(paths).ids == tuple(f"{name}{row}" for name in "ab" for row in range(40))
+
+
+def test_a_part_that_does_not_fit_is_named(make_counts, tmp_path):
+    save_counts(make_counts(), tmp_path / "a.npz")
+    save_counts(make_counts(fingerprint="other"), tmp_path / "b.npz")
+    (tmp_path / "c.npz").write_bytes(b"junk")
+    with pytest.raises(CountsError, match=r"part 2 has fingerprint 'other'.*\(parts: 1 a.npz, 2 b.npz\)"):
+        load_merged([tmp_path / "a.npz", tmp_path / "b.npz"])
+    with pytest.raises(CountsError, match=r"^c\.npz: not an npz file"):
+        load_merged([tmp_path / "a.npz", tmp_path / "c.npz"])
+    with pytest.raises(CountsError, match=r"^b\.npz: holds \d+ bytes, at most \d+ are read"):
+        load_merged([tmp_path / "a.npz", tmp_path / "b.npz"], max_bytes=8_000)
 
 
 def test_equal_counts_give_equal_bytes(make_counts, tmp_path):
