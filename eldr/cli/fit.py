@@ -1,6 +1,7 @@
 """`eldr fit`: counts in, profile out."""
 
 import datetime
+import hashlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from eldr.calibration.atomic_file import file_sha256
 from eldr.calibration.counts import Counts, CountsError
-from eldr.calibration.counts_file import load_counts
+from eldr.calibration.counts_file import load_merged
 from eldr.calibration.fit import AUTO, FitError, FitResult, FitSettings, Progress, fit
 from eldr.calibration.profile import Profile, ProfileError
 from eldr.cli.main import effective
@@ -22,7 +23,13 @@ from eldr.signature.transform import TRANSFORMS
 
 
 @click.command(name="fit")
-@click.argument("counts_path", metavar="COUNTS", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument(
+    "counts_paths",
+    metavar="COUNTS...",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
 @click.option("--clusters", "-k", type=int, required=True, help="Centroids, as a rule one per decoder.")
 @click.option(
     "--out",
@@ -58,8 +65,10 @@ from eldr.signature.transform import TRANSFORMS
     "--max-requests", type=int, default=2_000, show_default=True, help="Requests that are clustered, at most."
 )
 @click.pass_context
-def command(ctx: click.Context, /, counts_path: Path, out: Path, mask: str, **options: Any) -> None:
-    """Turn the recorded COUNTS of a calibration into a profile.
+def command(
+    ctx: click.Context, /, counts_paths: tuple[Path, ...], out: Path, mask: str, **options: Any
+) -> None:
+    """Turn the recorded COUNTS of a calibration into a profile; several files count as one.
 
     Prints rho (how well signature distances predict decode distances, Spearman) per transform, what was
     chosen and by how much, and the clusters.
@@ -69,13 +78,19 @@ def command(ctx: click.Context, /, counts_path: Path, out: Path, mask: str, **op
         console.print(f"{name} = {value}", style="dim", markup=False, highlight=False)
     try:
         settings = FitSettings(select_layers=mask == "auto", **options)
-        counts = load_counts(counts_path)
-        result = _fit(counts, settings, file_sha256(counts_path))
+        counts = load_merged(counts_paths)
+        result = _fit(counts, settings, _sha256(counts_paths))
         result.profile.save(out)
     except (CountsError, FitError, ProfileError, OSError) as error:
         raise click.ClickException(str(error)) from error
     _report(console, counts, result)
     console.print(f"wrote {out} ({out.stat().st_size} bytes)", markup=False, highlight=False)
+
+
+def _sha256(paths: tuple[Path, ...]) -> str:
+    """Of the one file, or of the files' own hashes in their order."""
+    hashes = [file_sha256(path) for path in paths]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _fit(counts: Counts, settings: FitSettings, sha256: str) -> FitResult:

@@ -63,6 +63,21 @@ def test_two_runs_differ_in_their_date_only(counts_path, tmp_path):
     assert first.provenance.counts_sha256 == second.provenance.counts_sha256
 
 
+def test_several_counts_files_are_fitted_as_one(counts_path, tmp_path):
+    halves = []
+    with np.load(counts_path) as whole:
+        for name, rows in (("first", slice(0, 16)), ("second", slice(16, 32))):
+            arrays = {key: whole[key][rows] if whole[key].ndim else whole[key] for key in whole.files}
+            ids = np.array([str(row) for row in range(32)])[rows]
+            np.savez(tmp_path / f"{name}.npz", ids=ids, **arrays)
+            halves.append(tmp_path / f"{name}.npz")
+    assert run(*halves, "-k", 2, "--out", tmp_path / "a").exit_code == 0
+    assert run(counts_path, "-k", 2, "--out", tmp_path / "b").exit_code == 0
+    first, second = Profile.load(tmp_path / "a"), Profile.load(tmp_path / "b")
+    assert np.array_equal(first.centroids, second.centroids)
+    assert first.quality == second.quality
+
+
 def test_a_named_transform_on_all_layers_is_kept(counts_path, tmp_path):
     result = run(
         counts_path, "-k", 2, "--out", tmp_path / "p", "--transform", "binary", "--mask", "all", "--vanilla"
