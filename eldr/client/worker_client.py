@@ -107,6 +107,15 @@ class WorkerClient:
         async for answer in self._stream(DecodeServiceStub, "WatchState", request):
             yield decode_state(answer.state)
 
+    async def get_decode_counts(self, reservation_id: str) -> ExpertSignature:
+        """Counts of what a finished request decoded, of no token where it ended with its first.
+
+        Its decode leg must have asked for that. WorkerError NOT_FOUND when they are gone or never were.
+        """
+        request = decode_pb2.GetDecodeCountsRequest(reservation_id=reservation_id)
+        answer = await self._call(DecodeServiceStub, "GetDecodeCounts", request)
+        return decode_signature(answer.signature)
+
     async def drain(self, draining: bool = True) -> DrainStatus:
         """Marks a decode worker as draining in its reports, or takes that back."""
         request = decode_pb2.DrainRequest(draining=draining)

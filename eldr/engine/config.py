@@ -22,7 +22,8 @@ class EngineConfig:
     state_period_s: longest time between two state reports.
     state_min_gap_s: shortest time between two state reports.
     hit_window_steps: window of the hit frequencies, in decode steps (exponential, 1 / window per step).
-    recent_signatures: signatures kept for `PrefillService.GetSignature`.
+    recent_signatures: signatures kept for `PrefillService.GetSignature`, and decode counts for
+        `DecodeService.GetDecodeCounts`.
     max_tracked_requests: requests whose decode picks may be counted at the same time.
     nixl_progress_delay_us: pause of NIXL's progress thread; -1 leaves NIXL as it is. On a CPU engine the
         default keeps the thread from spinning a whole core.

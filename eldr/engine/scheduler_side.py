@@ -11,7 +11,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 
 from eldr.engine.config import EngineConfig
-from eldr.engine.decode_counts import WANTED_KEY, DecodeCounts
+from eldr.engine.decode_counts import KEPT, WANTED_KEY, DecodeCounts
 from eldr.engine.handoff import SIGNATURE_KEY, PrefillHandoff
 from eldr.engine.kv_group import signature_group
 from eldr.engine.report import StepReport
@@ -75,7 +75,7 @@ class SchedulerSide:
         self._sent_early: set[str] = set()
         self._in_flight: deque[_Planned] = deque()
         self._server = WorkerServer(config, info)
-        self._counts = DecodeCounts(info.geometry, config.max_tracked_requests)
+        self._counts = DecodeCounts(info.geometry, config.max_tracked_requests, config.recent_signatures)
         self._seen: SeenRequests | None = None
         self.decode_scheduler: DecodeScheduler | None = None
         self.handoff: PrefillHandoff | None = None
@@ -92,7 +92,7 @@ class SchedulerSide:
             self.decode_scheduler = DecodeScheduler(
                 scheduler, info.geometry, config.hit_window_steps, self._membership_changed
             )
-            self._service = DecodeServicer(info, config, self.decode_scheduler)
+            self._service = DecodeServicer(info, config, self.decode_scheduler, self._counts.kept)
 
     def _watch_allocations(self, block_pool: Any) -> None:
         """Notes every block that the pool hands out: its row must keep nothing of an earlier owner (case 1.1).
@@ -147,11 +147,20 @@ class SchedulerSide:
         params = request.kv_transfer_params or {}
         if self.decode_scheduler is not None:
             self.decode_scheduler.arrived(request.request_id, params.get(RESERVATION_KEY))
-        if params.get(WANTED_KEY) is not True:
-            return
-        if not self._positions_known:
+        wanted = params.get(WANTED_KEY)
+        if wanted is True or wanted == KEPT:
+            self._track(request, params, kept=wanted == KEPT)
+
+    def _track(self, request: Request, params: dict[str, Any], kept: bool) -> None:
+        """Counts what the request decodes; why not is logged."""
+        keep_as = str(params.get(RESERVATION_KEY) or "") if kept else ""
+        held = params.get("remote_num_tokens")
+        computed = held if params.get("do_remote_prefill") and type(held) is int and held > 0 else None
+        if kept and not keep_as:
+            log.warning("decode_counts_refused", reason=f"no {RESERVATION_KEY} to keep them under")
+        elif not self._positions_known:
             log.warning("decode_counts_refused", reason="asynchronous scheduling with speculative decoding")
-        elif not self._counts.start(request.request_id, request):
+        elif not self._counts.start(request.request_id, request, computed=computed, keep_as=keep_as):
             log.warning("decode_counts_refused", limit=self._config.max_tracked_requests)
 
     def _blocks(self, request_id: str, first: int, tokens: int) -> list[int]:

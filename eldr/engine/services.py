@@ -186,10 +186,17 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
 
     name = "eldr.v1.DecodeService"
 
-    def __init__(self, info: WorkerInfo, config: EngineConfig, scheduler: DecodeScheduler) -> None:
+    def __init__(
+        self,
+        info: WorkerInfo,
+        config: EngineConfig,
+        scheduler: DecodeScheduler,
+        kept: Callable[[str], ExpertSignature | None] = lambda _reservation_id: None,
+    ) -> None:
         self._info = info
         self._config = config
         self._scheduler = scheduler
+        self._kept = kept
         self._sequence = itertools.count(1)
         self._watchers: set[asyncio.Event] = set()
 
@@ -229,6 +236,16 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
                     continue
         finally:
             self._watchers.discard(changed)
+
+    async def GetDecodeCounts(self, request: Any, context: Any) -> decode_pb2.GetDecodeCountsResponse:  # noqa: N802
+        signature = self._kept(request.reservation_id)
+        if signature is None:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"no decode counts of {request.reservation_id!r}: not asked for, not finished, or gone",
+            )
+            raise AssertionError("abort raises")
+        return decode_pb2.GetDecodeCountsResponse(signature=encode_signature(signature))
 
     async def Drain(self, request: Any, context: Any) -> decode_pb2.DrainResponse:  # noqa: N802
         self._scheduler.draining = request.draining

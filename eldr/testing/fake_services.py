@@ -109,6 +109,8 @@ class FakeDecodeWorker(FakeWorker):
         super().__init__(worker_id, WorkerRole.DECODE, **info)
         self._watchers: set[asyncio.Queue[DecoderState]] = set()
         self.state = self._fresh()
+        self.decode_counts: dict[str, ExpertSignature] = {}
+        """What GetDecodeCounts answers, by reservation id."""
 
     def report(self, **changes: Any) -> DecoderState:
         """Changes fields of the state, numbers the report, and sends it to every stream."""
@@ -166,6 +168,17 @@ class FakeDecodeWorker(FakeWorker):
                 yield decode_pb2.WatchStateResponse(state=encode_state(state))
         finally:
             self._watchers.discard(queue)
+
+    async def GetDecodeCounts(  # noqa: N802
+        self, request: decode_pb2.GetDecodeCountsRequest, context: Context
+    ) -> decode_pb2.GetDecodeCountsResponse:
+        """RPC."""
+        await self._asked("GetDecodeCounts")
+        found = self.decode_counts.get(request.reservation_id)
+        if found is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no decode counts of {request.reservation_id!r}")
+            raise AssertionError("abort raises")
+        return decode_pb2.GetDecodeCountsResponse(signature=encode_signature(found))
 
     async def Drain(self, request: decode_pb2.DrainRequest, context: Context) -> decode_pb2.DrainResponse:  # noqa: N802
         """RPC."""

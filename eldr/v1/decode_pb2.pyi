@@ -1,3 +1,4 @@
+from eldr.v1 import signature_pb2 as _signature_pb2
 from eldr.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -96,6 +97,18 @@ class WatchStateResponse(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     state: DecoderState
     def __init__(self, state: _Optional[_Union[DecoderState, _Mapping]] = ...) -> None: ...
+
+class GetDecodeCountsRequest(_message.Message):
+    __slots__ = ("reservation_id",)
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    reservation_id: str
+    def __init__(self, reservation_id: _Optional[str] = ...) -> None: ...
+
+class GetDecodeCountsResponse(_message.Message):
+    __slots__ = ("signature",)
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    signature: _signature_pb2.ExpertSignature
+    def __init__(self, signature: _Optional[_Union[_signature_pb2.ExpertSignature, _Mapping]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("draining",)

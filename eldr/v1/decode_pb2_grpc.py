@@ -50,6 +50,11 @@ class DecodeServiceStub:
                 request_serializer=eldr_dot_v1_dot_decode__pb2.WatchStateRequest.SerializeToString,
                 response_deserializer=eldr_dot_v1_dot_decode__pb2.WatchStateResponse.FromString,
                 _registered_method=True)
+        self.GetDecodeCounts = channel.unary_unary(
+                '/eldr.v1.DecodeService/GetDecodeCounts',
+                request_serializer=eldr_dot_v1_dot_decode__pb2.GetDecodeCountsRequest.SerializeToString,
+                response_deserializer=eldr_dot_v1_dot_decode__pb2.GetDecodeCountsResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/eldr.v1.DecodeService/Drain',
                 request_serializer=eldr_dot_v1_dot_decode__pb2.DrainRequest.SerializeToString,
@@ -80,6 +85,14 @@ class DecodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDecodeCounts(self, request, context):
+        """Expert counts of what a finished request decoded, where its decode leg asked for that with
+        "eldr_decode_counts": "kept". They are kept for a bounded time; NOT_FOUND when they are gone or never were.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Marks the worker as draining in its reports. The engine goes on with what it has.
         """
@@ -104,6 +117,11 @@ def add_DecodeServiceServicer_to_server(servicer, server):
                     servicer.WatchState,
                     request_deserializer=eldr_dot_v1_dot_decode__pb2.WatchStateRequest.FromString,
                     response_serializer=eldr_dot_v1_dot_decode__pb2.WatchStateResponse.SerializeToString,
+            ),
+            'GetDecodeCounts': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDecodeCounts,
+                    request_deserializer=eldr_dot_v1_dot_decode__pb2.GetDecodeCountsRequest.FromString,
+                    response_serializer=eldr_dot_v1_dot_decode__pb2.GetDecodeCountsResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -193,6 +211,33 @@ class DecodeService:
             '/eldr.v1.DecodeService/WatchState',
             eldr_dot_v1_dot_decode__pb2.WatchStateRequest.SerializeToString,
             eldr_dot_v1_dot_decode__pb2.WatchStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDecodeCounts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eldr.v1.DecodeService/GetDecodeCounts',
+            eldr_dot_v1_dot_decode__pb2.GetDecodeCountsRequest.SerializeToString,
+            eldr_dot_v1_dot_decode__pb2.GetDecodeCountsResponse.FromString,
             options,
             channel_credentials,
             insecure,

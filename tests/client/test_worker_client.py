@@ -46,6 +46,15 @@ async def test_signatures_can_be_fetched_and_watched():
         await watching.aclose()
 
 
+async def test_kept_decode_counts_can_be_fetched():
+    async with FakeDecodeWorker("d0") as worker, WorkerClient(worker.address) as client:
+        worker.decode_counts["res-1"] = fake_signature((3, 4))
+        assert (await client.get_decode_counts("res-1")).tokens == 32
+        with pytest.raises(WorkerError, match="no decode counts of 'res-2'") as caught:
+            await client.get_decode_counts("res-2")
+        assert caught.value.code is grpc.StatusCode.NOT_FOUND
+
+
 async def test_the_state_can_be_read_watched_and_drained():
     async with FakeDecodeWorker("d0") as worker, WorkerClient(worker.address) as client:
         worker.report(running=2, hit_frequency=np.full(FAKE_GEOMETRY.shape, 0.5, np.float32))

@@ -153,6 +153,57 @@ def test_a_request_that_generated_nothing_answers_without_counts() -> None:
     assert params == {RESULT_KEY: None}
 
 
+def test_kept_counts_leave_the_answer_alone_and_can_be_read_by_name() -> None:
+    counts = DecodeCounts(GEOMETRY, 4, keep_limit=2)
+    counts.start("a", Request(10, 12), keep_as="res-a")
+    counts.add("a", range(10, 11), picks(one(0)))
+    assert counts.finish("a") is None
+    assert counts.kept("res-a") is None
+    counts.step_ended()
+    kept = counts.kept("res-a")
+    assert kept is not None
+    assert (kept.tokens, kept.counts[0].tolist()) == (1, [1, 0, 0, 0, 0, 0, 0, 1])
+    assert "a" not in counts
+
+
+def test_kept_counts_of_a_request_that_ended_with_its_first_token_are_of_no_token() -> None:
+    """Case 1.14: known to be none, not unknown."""
+    counts = DecodeCounts(GEOMETRY, 4, keep_limit=2)
+    counts.start("a", Request(10, 11), keep_as="res-a")
+    counts.finish("a")
+    counts.step_ended()
+    kept = counts.kept("res-a")
+    assert kept is not None
+    assert (kept.tokens, kept.covered_tokens) == (0, 0)
+
+
+def test_the_oldest_kept_counts_go_first() -> None:
+    counts = DecodeCounts(GEOMETRY, 4, keep_limit=2)
+    for name in "abc":
+        counts.start(name, Request(1, 2), keep_as=name)
+        counts.finish(name)
+        counts.step_ended()
+    assert [counts.kept(name) is not None for name in "abc"] == [False, True, True]
+
+
+def test_prompt_tokens_that_no_prefill_computed_are_counted_here() -> None:
+    """Case 1.16: the prompt goes on with a first token from prefill; every position has one owner."""
+    counts = DecodeCounts(GEOMETRY, 4)
+    request = Request(11, 12)
+    counts.start("a", request, computed=10)
+    assert counts.wanted("a", 11) == range(10, 11)
+    counts.add("a", range(10, 11), picks(one(0)))
+    request.num_tokens = 13
+    counts.add("a", counts.wanted("a", 12), picks(one(1)))
+    assert counted(counts) == (2, [1, 1, 0, 0, 0, 0, 0, 2])
+
+
+def test_prefill_never_owns_more_than_the_prompt() -> None:
+    counts = DecodeCounts(GEOMETRY, 4)
+    counts.start("a", Request(10, 10), computed=12)
+    assert counts.wanted("a", 11) == range(10, 11)
+
+
 @pytest.mark.parametrize("name", ["nobody", "gone"])
 def test_an_untracked_request_has_no_parameters_and_takes_no_picks(name: str) -> None:
     counts = DecodeCounts(GEOMETRY, 2)

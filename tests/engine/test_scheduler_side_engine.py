@@ -96,3 +96,25 @@ def test_a_transfer_that_was_sent_before_its_request_ended_is_held_for_nobody(si
     assert side.handoff.held == 1, "what is known of the first request does not concern the next"
     side.reported(None, {"a"})
     assert side.handoff.held == 0
+
+
+def test_kept_counts_leave_the_answer_as_it_is_and_are_found_by_reservation(side: SchedulerSide) -> None:
+    one = request(eldr_decode_counts="kept", eldr_reservation_id="res", do_remote_prefill=True)
+    one.num_tokens = 5
+    assert finished(side, one) is None
+    side.reported(None, set())
+    assert side._counts.kept("res") is not None
+
+
+def test_counts_to_be_kept_under_no_reservation_are_not_tracked(side: SchedulerSide) -> None:
+    side.arrived(request(eldr_decode_counts="kept"))
+    assert "a" not in side._counts
+
+
+def test_a_prompt_that_goes_on_after_what_prefill_computed_is_counted_from_there(side: SchedulerSide) -> None:
+    """Case 1.16."""
+    one = request(
+        eldr_decode_counts="kept", eldr_reservation_id="res", do_remote_prefill=True, remote_num_tokens=3
+    )
+    side.arrived(one)
+    assert side._counts.wanted("a", 4) == range(3, 4)

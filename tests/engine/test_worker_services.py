@@ -19,7 +19,7 @@ from eldr.engine.services import DecodeServicer, PrefillServicer, WorkerServer
 from eldr.rpc.codec import decode_signature, decode_state, decode_worker_info
 from eldr.rpc.settings import channel_options
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
-from eldr.signature import ModelGeometry
+from eldr.signature import ExpertSignature, ModelGeometry
 from eldr.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
 GEOMETRY = ModelGeometry(moe_layers=(0, 1), experts=8, top_k=2, fingerprint="f")
@@ -54,7 +54,8 @@ class Worker:
             self.tap = DecodeScheduler(
                 self.engine, GEOMETRY, 4, lambda: self.server.call_soon(self.decode.membership_changed)
             )
-            self.decode = DecodeServicer(self.info, self.config, self.tap)
+            self.kept: dict[str, ExpertSignature] = {}
+            self.decode = DecodeServicer(self.info, self.config, self.tap, self.kept.get)
             self.server.start(self.decode)
             self.tap.step_ended(False)
         self.channel = grpc.insecure_channel(self.address, options=channel_options())
@@ -171,6 +172,18 @@ def test_a_change_of_membership_is_reported_before_the_period_ends() -> None:
         stream.cancel()
     finally:
         worker.close()
+
+
+def test_kept_decode_counts_are_served_by_reservation(decode_worker: Worker) -> None:
+    stub = decode_pb2_grpc.DecodeServiceStub(decode_worker.channel)
+    counts = np.zeros((2, 8), np.uint32)
+    counts[:, 1:3] = 5
+    decode_worker.kept["res"] = ExpertSignature("f", 2, 5, 5, counts)
+    answer = stub.GetDecodeCounts(decode_pb2.GetDecodeCountsRequest(reservation_id="res"), timeout=5)
+    np.testing.assert_array_equal(decode_signature(answer.signature).counts, counts)
+    with pytest.raises(grpc.RpcError) as error:
+        stub.GetDecodeCounts(decode_pb2.GetDecodeCountsRequest(reservation_id="other"), timeout=5)
+    assert error.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_drain_shows_in_the_reports(decode_worker: Worker) -> None:
