@@ -1,5 +1,8 @@
 """Records the experts that every token selects, with vLLM's own capture callback."""
 
+from typing import Any
+
+import numpy.typing as npt
 import torch
 from vllm.config import CompilationMode, VllmConfig
 from vllm.forward_context import get_forward_context
@@ -108,15 +111,64 @@ class Capturer(RoutedExpertsCapturer):  # type: ignore[misc]
             self.device_buffer[:, row] = NOT_CAPTURED
             self.misses += 1
 
-    def picks(self, tokens: int) -> torch.Tensor:
-        """Ids of the step's first `tokens` rows, int32 [tokens, moe_layers, top_k]. A view."""
+    def picks(self, tokens: int) -> torch.Tensor | list[npt.NDArray[Any]]:
+        """Ids of the step's first `tokens` rows, as StepWork.ids; valid until `clear`."""
         return self.device_buffer[:tokens]
 
     def clear(self, tokens: int) -> None:
         """Marks the rows as not captured, for the next step."""
         self.device_buffer[:tokens] = NOT_CAPTURED
 
+    def begin_step(self) -> None:
+        """Forgets what warm-up and dummy batches left behind; they may have had any shape."""
+        self.misses = 0
+
     def take_misses(self) -> int:
         """Misses since the last call."""
         misses, self.misses = self.misses, 0
         return misses
+
+
+class EagerCapturer(Capturer):
+    """Keeps each layer's ids where its router left them, instead of copying them.
+
+    For engines that run every layer in Python and see only their own tokens. There a copy inside the layer costs
+    more than the whole reduction after the step: its code comes anew from memory each time. Upstream neither writes
+    to the ids nor uses their memory again while they are kept.
+    """
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        super().__init__(vllm_config)
+        self._none: list[torch.Tensor | None] = [None] * len(self.layers)
+        self._kept = list(self._none)
+
+    def capture(self, layer_id: int, topk_ids: torch.Tensor) -> None:
+        """Callback of one layer."""
+        self._kept[self._row[layer_id]] = topk_ids
+
+    def picks(self, tokens: int) -> torch.Tensor | list[npt.NDArray[Any]]:
+        """See `Capturer.picks`."""
+        whole = [ids.numpy()[:tokens] for ids in self._kept if ids is not None]
+        if len(whole) == len(self._kept) and all(len(ids) == tokens for ids in whole):
+            return whole
+        picks = torch.full((tokens, len(self.layers), self.top_k), NOT_CAPTURED, dtype=torch.int32)
+        for row, ids in enumerate(self._kept):
+            if ids is not None:
+                picks[: len(ids), row] = ids[:tokens]
+        return picks
+
+    def clear(self, tokens: int) -> None:
+        """See `Capturer.clear`."""
+        self._kept = list(self._none)
+
+    def begin_step(self) -> None:
+        """See `Capturer.begin_step`."""
+        super().begin_step()
+        self._kept = list(self._none)
+
+
+def capturer_for(vllm_config: VllmConfig) -> Capturer:
+    """The capturer that fits the engine. Raises CaptureError where none does."""
+    alone = vllm_config.parallel_config.data_parallel_size == 1
+    eager = current_platform.is_cpu() and vllm_config.compilation_config.mode == CompilationMode.NONE
+    return EagerCapturer(vllm_config) if alone and eager else Capturer(vllm_config)

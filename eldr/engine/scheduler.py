@@ -8,12 +8,10 @@ Installed by the patch `0001-scheduler-state-hook` into V1's `Scheduler` and, th
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
+from eldr.engine.hit_frequency import HitFrequency
 from eldr.routing.state import DecoderState, DecoderTotals
 from eldr.signature.geometry import ModelGeometry
 
@@ -26,27 +24,37 @@ STEP_TIME_WEIGHT = 0.1
 
 @dataclass(slots=True)
 class _Scalars:
-    """What the engine thread publishes; replaced as a whole, never changed."""
+    """What the engine thread publishes; a published one never changes. The totals are those of DecoderTotals."""
 
     taken: float = field(default_factory=time.monotonic)
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
     kv_tokens: int = 0
-    hit_frequency: npt.NDArray[np.float32] | None = None
     reservation_ids: frozenset[str] = frozenset()
     step_time_ewma_s: float = 0.0
     step_time_last_s: float = 0.0
     batch_last: int = 0
     union_last: float = 0.0
-    totals: DecoderTotals = field(default_factory=DecoderTotals)
+    decode_steps: int = 0
+    decode_tokens: int = 0
+    union_tokens: float = 0.0
+    step_time_s: float = 0.0
+    late_transfer_notices: int = 0
+    capture_misses: int = 0
+
+    def copied(self) -> "_Scalars":
+        """A copy, at a tenth of what dataclasses.replace takes: this runs in every step."""
+        copy = object.__new__(_Scalars)
+        for name in _Scalars.__slots__:
+            setattr(copy, name, getattr(self, name))
+        return copy
 
 
 class DecodeScheduler:
     """Watches one vLLM scheduler: queue, KV use, step time, expert union and hit frequencies.
 
-    h[layer, expert] is the exponentially weighted share of recent decode steps that touched the expert, with
-    weight 1 / `window_steps` for the newest step. Steps that mix prefill with decode tokens count for nothing.
+    Steps that mix prefill with decode tokens count for nothing.
     """
 
     def __init__(
@@ -58,8 +66,7 @@ class DecodeScheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
-        self._geometry = geometry
-        self._weight = 1.0 / window_steps
+        self._hit = HitFrequency(geometry.experts, window_steps)
         self._on_membership = on_membership
         self._clock = clock
         self._scheduled: deque[float] = deque()
@@ -68,7 +75,6 @@ class DecodeScheduler:
         self._reservations: dict[str, str] = {}
         self._reservation_ids: frozenset[str] = frozenset()
         self._membership = (0, 0, self._reservation_ids)
-        self._hit: npt.NDArray[np.float32] | None = None
         self._now = _Scalars()
         self.draining = False
 
@@ -99,7 +105,7 @@ class DecodeScheduler:
     def step_ended(self, had_tokens: bool) -> None:
         """A step's results are in; one without tokens ran nothing."""
         now = self._clock()
-        scalars = replace(self._now)
+        scalars = self._now.copied()
         if had_tokens and self._scheduled:
             # With overlapping steps the time between two completions is what a token waits for.
             seconds = now - max(self._scheduled.popleft(), self._last_update)
@@ -111,9 +117,7 @@ class DecodeScheduler:
         scalars.kv_usage = float(scheduler.kv_cache_manager.usage)
         scalars.kv_tokens = sum(request.num_computed_tokens for request in scheduler.running)
         scalars.reservation_ids = self._reservation_ids
-        scalars.totals = replace(
-            scalars.totals, late_transfer_notices=getattr(scheduler, "num_late_kv_xfer_notices", 0)
-        )
+        scalars.late_transfer_notices = getattr(scheduler, "num_late_kv_xfer_notices", 0)
         scalars.taken = now
         self._now = scalars
         membership = (scalars.running, scalars.waiting, scalars.reservation_ids)
@@ -122,34 +126,24 @@ class DecodeScheduler:
             self._on_membership()
 
     def _close_step(self, scalars: _Scalars, seconds: float) -> None:
-        report, totals = self._report, scalars.totals
+        report = self._report
         if report is None:
             return
-        if report.misses:
-            totals = replace(totals, capture_misses=totals.capture_misses + report.misses)
+        scalars.capture_misses += report.misses
         if report.union is not None and report.decode_tokens:
-            bits = np.unpackbits(report.union, axis=1, count=self._geometry.experts)
-            union = float(bits.sum()) / bits.shape[0]
-            hit = bits.astype(np.float32)
-            if self._hit is not None:
-                hit = self._hit + np.float32(self._weight) * (hit - self._hit)
-            # A new array every step, so that a snapshot never changes under its reader.
-            self._hit = scalars.hit_frequency = hit
-            first = totals.decode_steps == 0
+            union = int.from_bytes(report.union.tobytes()).bit_count() / len(report.union)
+            self._hit.add(report.union)
+            first = scalars.decode_steps == 0
             scalars.step_time_last_s = seconds
             scalars.step_time_ewma_s += (1.0 if first else STEP_TIME_WEIGHT) * (
                 seconds - scalars.step_time_ewma_s
             )
             scalars.batch_last = report.decode_tokens
             scalars.union_last = union
-            totals = replace(
-                totals,
-                decode_steps=totals.decode_steps + 1,
-                decode_tokens=totals.decode_tokens + report.decode_tokens,
-                union_tokens=totals.union_tokens + report.decode_tokens * union,
-                step_time_s=totals.step_time_s + seconds,
-            )
-        scalars.totals = totals
+            scalars.decode_steps += 1
+            scalars.decode_tokens += report.decode_tokens
+            scalars.union_tokens += report.decode_tokens * union
+            scalars.step_time_s += seconds
 
     def snapshot(self, worker_id: str, incarnation: str, sequence: int) -> DecoderState:
         """A report of the newest state. Any thread."""
@@ -167,8 +161,15 @@ class DecodeScheduler:
             step_time_last_s=now.step_time_last_s,
             batch_last=now.batch_last,
             union_last=now.union_last,
-            hit_frequency=now.hit_frequency,
+            hit_frequency=self._hit.read(),
             reservation_ids=now.reservation_ids,
             draining=self.draining,
-            totals=now.totals,
+            totals=DecoderTotals(
+                decode_steps=now.decode_steps,
+                decode_tokens=now.decode_tokens,
+                union_tokens=now.union_tokens,
+                step_time_s=now.step_time_s,
+                late_transfer_notices=now.late_transfer_notices,
+                capture_misses=now.capture_misses,
+            ),
         )

@@ -1,5 +1,6 @@
 """What eldr adds to a KV connector: capture in the workers, plan and hand-off in the scheduler."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from vllm.v1.request import Request
 
 from eldr.engine.capture import check_supported
 from eldr.engine.config import EngineConfig, EngineConfigError
+from eldr.engine.cpu_cores import affinity_kept
 from eldr.engine.fingerprint import model_fingerprint
 from eldr.engine.handoff import remote_tokens
 from eldr.engine.multi import check_name, check_place
@@ -78,7 +80,8 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
             delay_us = CPU_PROGRESS_DELAY_US
         if delay_us is not None and delay_us >= 0:
             spare_cores(type(self), transfer, delay_us)
-        super().__init__(vllm_config, role, kv_cache_config)
+        with affinity_kept() if current_platform.is_cpu() else nullcontext():
+            super().__init__(vllm_config, role, kv_cache_config)
         self._worker: CaptureWorker | None = None
         self._plan: StepPlan | None = None
         self._scheduler_side: SchedulerSide | None = None

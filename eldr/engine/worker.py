@@ -11,7 +11,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from eldr.engine.capture import Capturer
+from eldr.engine.capture import capturer_for
 from eldr.engine.kernels import reducer_for
 from eldr.engine.kernels.contract import Pending, StepWork
 from eldr.engine.kernels.slots import batch_slots
@@ -45,7 +45,7 @@ class CaptureWorker:
     """One per vLLM worker. Every rank captures (upstream may gather in step); TP rank 0 reduces and reports."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, role: WorkerRole) -> None:
-        self.capturer = Capturer(vllm_config)
+        self.capturer = capturer_for(vllm_config)
         group = signature_group(kv_cache_config)
         self._attention_layer = group.layer_name
         self._block_size = group.block_size
@@ -65,8 +65,8 @@ class CaptureWorker:
         self._batch = _Batch()
 
     def begin_step(self) -> None:
-        """Before the forward pass. Warm-up and dummy batches may have had any shape: no miss of theirs counts."""
-        self.capturer.take_misses()
+        """Before the forward pass."""
+        self.capturer.begin_step()
 
     def note_forward(self, forward_context: Any, load_kwargs: dict[str, Any]) -> None:
         """Keeps where the step's tokens lie: the slot mapping of Model Runner V1, or the batch's order on V2."""

@@ -77,14 +77,14 @@ class Stopwatch:
 
 def watch_stages() -> Stopwatch:
     """Times eldr's functions by the stage of the paper that they belong to; before an engine is built."""
-    from eldr.engine.capture import Capturer
+    from eldr.engine.capture import EagerCapturer
     from eldr.engine.kernels.vectorised import Ready
     from eldr.engine.scheduler_side import SchedulerSide
     from eldr.engine.worker import CaptureWorker
 
     stopwatch = Stopwatch()
     for owner, name, stage in (
-        (Capturer, "capture", "hook"),
+        (EagerCapturer, "capture", "hook"),
         (CaptureWorker, "note_forward", "hook"),
         (CaptureWorker, "finish_step", "reduce"),
         (Ready, "result", "copy"),

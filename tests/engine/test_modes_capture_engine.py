@@ -24,7 +24,15 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from eldr.engine.capture import NOT_CAPTURED, CaptureError, Capturer, check_supported, target_moe_layers
+from eldr.engine.capture import (
+    NOT_CAPTURED,
+    CaptureError,
+    Capturer,
+    EagerCapturer,
+    capturer_for,
+    check_supported,
+    target_moe_layers,
+)
 from eldr.engine.kv_group import signature_group
 
 pytestmark = pytest.mark.engine
@@ -179,6 +187,54 @@ def test_a_replayed_graph_writes_the_buffer_that_was_there_at_its_recording() ->
         assert capturer.picks(4)[:, 0, 0].tolist() == list(range(first, first + 4))
         assert capturer.picks(4).data_ptr() == address
         capturer.clear(4)
+
+
+def eager_capturer() -> EagerCapturer:
+    return EagerCapturer(config_of({"a": Layer(0), "b": Layer(2)}))
+
+
+def test_an_eager_engine_keeps_the_ids_of_the_real_tokens() -> None:
+    capturer = eager_capturer()
+    capturer.begin_step()
+    capturer.capture(2, rows(10, 5))
+    capturer.capture(0, rows(0, 5))
+    picks = capturer.picks(3)
+    assert [layer[:, 0].tolist() for layer in picks] == [[0, 1, 2], [10, 11, 12]]
+
+
+@pytest.mark.parametrize("forgotten_by", ["clear", "begin_step"])
+def test_a_layer_that_bypassed_an_eager_step_shows_as_missing(forgotten_by: str) -> None:
+    """Cases 1.3 and 1.6: what an earlier step or a warm-up left is no pick of this one."""
+    capturer = eager_capturer()
+    capturer.capture(0, rows(0, 4))
+    capturer.capture(2, rows(0, 4))
+    capturer.clear(4) if forgotten_by == "clear" else capturer.begin_step()
+    capturer.capture(2, rows(10, 4))
+    picks = capturer.picks(4)
+    assert isinstance(picks, torch.Tensor)
+    assert (picks[:, 0] == NOT_CAPTURED).all()
+    assert picks[:, 1, 0].tolist() == [10, 11, 12, 13]
+
+
+def test_an_eager_layer_that_saw_fewer_tokens_covers_only_those() -> None:
+    capturer = eager_capturer()
+    capturer.capture(0, rows(0, 4))
+    capturer.capture(2, rows(10, 2))
+    picks = capturer.picks(4)
+    assert isinstance(picks, torch.Tensor)
+    assert picks[:, 1, 0].tolist() == [10, 11, NOT_CAPTURED, NOT_CAPTURED]
+
+
+def test_only_an_eager_engine_that_sees_its_own_tokens_keeps_references() -> None:
+    for mode, parallel, kind in [
+        (CompilationMode.NONE, 1, EagerCapturer),
+        (CompilationMode.NONE, 2, Capturer),
+        (CompilationMode.VLLM_COMPILE, 1, Capturer),
+    ]:
+        config = config_of({"a": Layer(0)})
+        config.compilation_config.mode = mode
+        config.parallel_config.data_parallel_size = parallel
+        assert type(capturer_for(config)) is kind
 
 
 def test_only_layers_of_the_target_are_bound() -> None:

@@ -94,6 +94,9 @@ class StubCapturer:
         self.device_buffer[:tokens] = -1
         self.cleared += tokens
 
+    def begin_step(self) -> None:
+        self.misses = 0
+
     def take_misses(self) -> int:
         misses, self.misses = self.misses, 0
         return misses
@@ -103,7 +106,7 @@ class StubCapturer:
 def make_worker(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CaptureWorker]:
     def make(role: WorkerRole = WorkerRole.PREFILL, first_rank: bool = True) -> CaptureWorker:
         group = SimpleNamespace(layer_name="attn", block_size=4)
-        monkeypatch.setattr("eldr.engine.worker.Capturer", StubCapturer)
+        monkeypatch.setattr("eldr.engine.worker.capturer_for", StubCapturer)
         monkeypatch.setattr("eldr.engine.worker.signature_group", lambda _config: group)
         monkeypatch.setattr(
             "eldr.engine.worker.get_tp_group", lambda: SimpleNamespace(is_first_rank=first_rank)

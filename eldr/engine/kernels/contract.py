@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-
-def _no_slots() -> npt.NDArray[np.int64]:
-    return np.empty(0, np.int64)
+_NO_SLOTS = np.empty(0, np.int64)
+_NO_SLOTS.flags.writeable = False
 
 
 @dataclass(slots=True)
@@ -18,7 +17,8 @@ class StepWork:
     """One step's picks and what shall become of them.
 
     ids: int32 [tokens, layers, top_k] on the reducer's device, logical expert ids; a token's are distinct. One
-        outside [0, experts) was not captured: it counts nowhere and voids the union.
+        outside [0, experts) was not captured: it counts nowhere and voids the union. On the host also one
+        array [tokens, top_k] for each layer, of any integer type.
     slots: int64 [tokens], KV slot of each token, distinct; on the device, or as a numpy array still on the host.
         One outside the cache (padding is -1) leaves its token out of the rows. None: unknown for the whole step.
     forget: blocks whose rows become empty before anything is counted.
@@ -27,11 +27,11 @@ class StepWork:
     union: whether the step's expert union is wanted. Every token counts for it, whatever its slot.
     """
 
-    ids: torch.Tensor
+    ids: torch.Tensor | Sequence[npt.NDArray[Any]]
     slots: torch.Tensor | npt.NDArray[np.int64] | None = None
     forget: Sequence[int] = ()
     complete: Sequence[Sequence[int]] = ()
-    wanted: npt.NDArray[np.int64] = field(default_factory=_no_slots)
+    wanted: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_SLOTS)
     union: bool = False
 
     @property

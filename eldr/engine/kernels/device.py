@@ -131,6 +131,7 @@ class DeviceReducer:
         """Starts one step's reduction."""
         if self._cache is None and not (work.union or work.wanted.size):
             return _Nothing()
+        assert isinstance(work.ids, torch.Tensor), "by layer only on the host"
         has_rows = self._cache is not None
         ends = [0, *accumulate(len(blocks) for blocks in work.complete)] if has_rows else [0]
         host_slots = work.slots if isinstance(work.slots, np.ndarray) else np.empty(0, np.int64)
