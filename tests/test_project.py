@@ -41,7 +41,10 @@ ALLOWED = {
         {"signature", "routing", "rpc", "client", "observability", "v1"},
     ),
     # Of the engine only the names of what a decoder counts, which need no vLLM.
-    "recording": ({"numpy", "aiohttp"}, {"signature", "calibration", "rpc", "gateway", "engine"}),
+    "recording": (
+        {"numpy", "aiohttp", "structlog"},
+        {"signature", "calibration", "rpc", "client", "gateway", "engine"},
+    ),
     "patching": (set(), set()),
     "cluster": (set(), set()),
     "observability": ({"structlog", "prometheus_client"}, set()),

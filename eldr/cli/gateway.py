@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import fields
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +21,8 @@ from eldr.gateway.counters import Counts
 from eldr.gateway.engine_client import EngineClient
 from eldr.gateway.server import GatewayServer
 from eldr.gateway.settings import GatewaySettings
-from eldr.gateway.transfers import PrefillClients
+from eldr.gateway.transfers import WorkerClients
+from eldr.recording.live import DEFAULT_MAX_BYTES, DEFAULT_SHARE, LiveRecorder, LiveSettings
 
 log = structlog.get_logger()
 
@@ -78,9 +80,40 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
     metavar="SECONDS",
     help="Time for running requests after SIGTERM or Ctrl-C; a second signal ends it.",
 )
+@click.option(
+    "--record-counts",
+    "record_folder",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write expert counts of sampled requests there, for `eldr fit`; no text is kept.",
+)
+@click.option(
+    "--record-share",
+    type=float,
+    default=DEFAULT_SHARE,
+    show_default=True,
+    help="Share of the requests that is sampled.",
+)
+@click.option(
+    "--record-max-mib",
+    type=click.IntRange(min=1),
+    default=DEFAULT_MAX_BYTES >> 20,
+    show_default=True,
+    help="Disk space of the recorded files; the oldest are removed.",
+)
 @settings_options
 @click.pass_context
-def command(ctx: click.Context, /, listen: str, router: str, grace_s: float, **options: Any) -> None:
+def command(
+    ctx: click.Context,
+    /,
+    listen: str,
+    router: str,
+    grace_s: float,
+    record_folder: Path | None,
+    record_share: float,
+    record_max_mib: int,
+    **options: Any,
+) -> None:
     """Serve the OpenAI API over prefill and decode workers.
 
     \b
@@ -97,8 +130,14 @@ def command(ctx: click.Context, /, listen: str, router: str, grace_s: float, **o
         settings = GatewaySettings(**options)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    recording = None
+    if record_folder is not None:
+        try:
+            recording = LiveSettings(record_folder, record_share, max_bytes=record_max_mib << 20)
+        except ValueError as error:
+            raise click.UsageError(f"--record-counts: {error}") from error
     log.info("settings", **effective(ctx))
-    asyncio.run(_serve(host, port, routers, grace_s, settings))
+    asyncio.run(_serve(host, port, routers, grace_s, settings, recording))
 
 
 def _address(flag: str, text: str) -> tuple[str, int]:
@@ -108,16 +147,31 @@ def _address(flag: str, text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def _serve(host: str, port: int, routers: list[str], grace_s: float, settings: GatewaySettings) -> None:
+async def _serve(
+    host: str,
+    port: int,
+    routers: list[str],
+    grace_s: float,
+    settings: GatewaySettings,
+    recording: LiveSettings | None,
+) -> None:
     counts = Counts()
     async with AsyncExitStack() as stack:
         router = await stack.enter_async_context(RouterClient(routers))
-        prefills = PrefillClients()
-        stack.push_async_callback(prefills.close)
+        clients = WorkerClients()
+        stack.push_async_callback(clients.close)
         engines = EngineClient(settings, counts)
         stack.push_async_callback(engines.close)
-        releases = Releases(router, prefills.release_transfer, counts)
-        coordinator = Coordinator(engines, releases, settings, time.monotonic)
+        releases = Releases(router, clients.release_transfer, counts)
+        recorder = None
+        if recording is not None:
+            recorder = LiveRecorder(recording, counts, clients.decode_counts, router.workers)
+            try:
+                recorder.start()
+            except OSError as error:
+                raise click.ClickException(f"--record-counts {recording.folder}: {error.strerror}") from error
+            stack.push_async_callback(recorder.stop)
+        coordinator = Coordinator(engines, releases, settings, time.monotonic, recorder)
         server = GatewayServer(coordinator, releases, settings, version("eldr"))
         try:
             address = await server.start(host, port)

@@ -60,7 +60,7 @@ class Router(Protocol):
 
 
 class TransferRelease(Protocol):
-    """`PrefillClients.release_transfer`, or what stands in for it."""
+    """`WorkerClients.release_transfer`, or what stands in for it."""
 
     async def __call__(self, grpc_address: str, transfer_id: str, incarnation: str) -> bool: ...
 
@@ -173,11 +173,20 @@ class PrefillBooking(_Booking):
 
 
 class DecodeBooking(_Booking):
-    """A booked decode worker. `output_tokens` is reported with the release."""
+    """A booked decode worker. `output_tokens` is reported with the release.
+
+    `on_completed` is called when the answer has ended well.
+    """
 
     def __init__(self, releases: Releases) -> None:
         super().__init__(releases)
         self.output_tokens: Callable[[], int] = int
+        self.on_completed: Callable[[], None] = lambda: None
+
+    def completed(self) -> None:
+        """The answer has ended well."""
+        self.outcome = Outcome.COMPLETED
+        self.on_completed()
 
     async def reserve(
         self,

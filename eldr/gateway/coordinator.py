@@ -33,6 +33,7 @@ from eldr.gateway.legs import (
     read_reply,
     usage_of,
 )
+from eldr.gateway.sampling import CountSampler, FinishedRequest, NoSampling
 from eldr.gateway.settings import GatewaySettings
 from eldr.gateway.stream import EventRelay
 from eldr.gateway.transfers import Handoff, Transfer
@@ -58,11 +59,12 @@ class _Course:
     """How a request went so far. `failed` holds the workers that are not asked again.
 
     `takes_first` while the next prefill leg's token shall be the first of the answer, `first` once one is. From
-    then on `request` is the rest of the request.
+    then on `request` is the rest of the request. `sampled` where its expert counts shall be recorded.
     """
 
     request: ClientRequest
     held: ExitStack
+    sampled: bool = False
     attempt: int = 1
     handoff: Handoff | None = None
     takes_first: bool = False
@@ -80,19 +82,26 @@ class Coordinator:
     """Serves requests. `clock` gives seconds of any monotonic clock."""
 
     def __init__(
-        self, engines: EngineClient, releases: Releases, settings: GatewaySettings, clock: Callable[[], float]
+        self,
+        engines: EngineClient,
+        releases: Releases,
+        settings: GatewaySettings,
+        clock: Callable[[], float],
+        sampler: CountSampler | None = None,
     ) -> None:
         self._engines = engines
         self._releases = releases
         self._counts = releases.counts
         self._settings = settings
         self._clock = clock
+        self._sampler = NoSampling() if sampler is None else sampler
 
     @asynccontextmanager
     async def answer(self, request: ClientRequest) -> AsyncIterator[Answer]:
         """The answer to a request; leaving the context gives everything back. Raises GatewayError."""
         with ExitStack() as held:
-            course = _Course(request, held, takes_first=self._takes_first(request))
+            takes_first = self._takes_first(request)
+            course = _Course(request, held, self._sampler.wanted(), takes_first=takes_first)
             try:
                 answer = await self._serve(course)
             except WorkerRefusalError as refusal:
@@ -166,6 +175,7 @@ class Coordinator:
             handoff.booking.outcome = Outcome.COMPLETED
             handoff.booking.release()
             handoff.transfer.release()
+            self._sample(course, handoff, handoff.booking.id, decode_grpc="")
             if streams:
                 return Answer(200, EVENT_STREAM, headers, _once(first_events(first)))
             return Answer(200, "application/json", headers, whole_answer(first))
@@ -234,13 +244,14 @@ class Coordinator:
         worker = reservation.worker
         course.headers["x-eldr-decode"] = worker.worker_id
         course.headers["x-eldr-policy"] = reservation.decision.policy
+        booking.on_completed = partial(self._sample, course, handoff, booking.id, worker.grpc_address)
         limit_s = self._settings.first_token_timeout_s if request.streams else self._settings.decode_timeout_s
         with booking.ends_with_the_leg(worker.worker_id):
             async with deadline(worker.worker_id, limit_s, "the decode leg"):
                 response = await self._engines.post(
                     worker,
                     request.endpoint,
-                    json.dumps(decode_body(request, handoff.reply, booking.id)).encode(),
+                    json.dumps(decode_body(request, handoff.reply, booking.id, course.sampled)).encode(),
                     course.leg_headers(booking.id),
                     max(0.001, min(self._settings.connect_timeout_s, self._remaining_s(handoff))),
                 )
@@ -286,7 +297,7 @@ class Coordinator:
         body = await read_all(worker_id, response)
         tokens = usage_of(read_reply(body), "completion_tokens")
         booking.output_tokens = lambda: tokens
-        booking.outcome = Outcome.COMPLETED
+        booking.completed()
         return body if first is None else merged_answer(first, body)
 
     async def _stream(self, relay: EventRelay, booking: DecodeBooking) -> AsyncIterator[bytes]:
@@ -300,7 +311,13 @@ class Coordinator:
             failure: GatewayError = error.as_gateway_error()
             yield b"data: " + error_body(failure.status, failure.message) + b"\n\n"
         else:
-            booking.outcome = Outcome.COMPLETED
+            booking.completed()
+
+    def _sample(self, course: _Course, handoff: Handoff, booking_id: str, decode_grpc: str) -> None:
+        """Hands a request that ended well to the sampler. One without a signature is counted as such already."""
+        signature = handoff.reply.signature
+        if course.sampled and signature is not None:
+            self._sampler.offer(FinishedRequest(booking_id, signature, decode_grpc, course.request.domain))
 
     def _remaining_s(self, handoff: Handoff) -> float:
         return self._settings.handoff_timeout_s - (self._clock() - handoff.taken_at_s)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from eldr.gateway.errors import GatewayError, refused
+from eldr.gateway.sampling import KEEP_COUNTS
 
 SIGNATURE_KEY = "eldr_signature"
 RESERVATION_KEY = "eldr_reservation_id"
@@ -264,9 +265,11 @@ def read_prefill_reply(raw: bytes) -> PrefillReply:
     )
 
 
-def decode_body(request: ClientRequest, reply: PrefillReply, reservation_id: str) -> dict[str, Any]:
+def decode_body(
+    request: ClientRequest, reply: PrefillReply, reservation_id: str, keep_counts: bool = False
+) -> dict[str, Any]:
     """The client's own body with the hand-off in it. The signature stays here: it is large."""
-    params = {**reply.params, RESERVATION_KEY: reservation_id}
+    params = {**reply.params, RESERVATION_KEY: reservation_id, **(KEEP_COUNTS if keep_counts else {})}
     if pins_prompt(request) and reply.prompt_token_ids:
         params["prompt_token_ids"] = reply.prompt_token_ids
     body = {name: value for name, value in request.body.items() if name != "request_id"}

@@ -11,28 +11,36 @@ from eldr.gateway.bookings import PrefillBooking, Releases
 from eldr.gateway.counters import Event
 from eldr.gateway.errors import LegError, WorkerRefusalError
 from eldr.gateway.legs import PrefillReply
+from eldr.signature.expert_signature import ExpertSignature
 
 UNSEEN_DELAY_S = 2.0
 """How long after a leg without an answer the release goes out: by then the engine has finished or aborted it."""
 
 MAX_CHANNELS = 64
-"""Prefill workers to which a channel is kept."""
+"""Workers to which a channel is kept."""
 
 
-class PrefillClients:
-    """Channels to prefill workers, the least recently used closed first. `close` closes all."""
+class WorkerClients:
+    """Channels to workers, the least recently used closed first. `close` closes all."""
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, WorkerClient] = OrderedDict()
 
     async def release_transfer(self, grpc_address: str, transfer_id: str, incarnation: str) -> bool:
         """False when the transfer was not held. Raises WorkerError."""
+        return await (await self._client(grpc_address)).release_transfer(transfer_id, incarnation)
+
+    async def decode_counts(self, grpc_address: str, reservation_id: str) -> ExpertSignature:
+        """Counts that a decoder has kept of a request. Raises WorkerError, and CodecError on what are none."""
+        return await (await self._client(grpc_address)).get_decode_counts(reservation_id)
+
+    async def _client(self, grpc_address: str) -> WorkerClient:
         client = self._clients.setdefault(grpc_address, WorkerClient(grpc_address))
         self._clients.move_to_end(grpc_address)
         while len(self._clients) > MAX_CHANNELS:
             _, oldest = self._clients.popitem(last=False)
             await oldest.close()
-        return await client.release_transfer(transfer_id, incarnation)
+        return client
 
     async def close(self) -> None:
         """Calls in flight are cancelled."""

@@ -16,8 +16,8 @@ async def make_fleet(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[
     monkeypatch.setattr(transfers, "UNSEEN_DELAY_S", 0.05)
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(prefills: int = 1, decodes: int = 2, **settings) -> Fleet:
-            fleet = Fleet(prefills, decodes, GatewaySettings(**settings))
+        async def make(prefills: int = 1, decodes: int = 2, sampler=None, **settings) -> Fleet:
+            fleet = Fleet(prefills, decodes, GatewaySettings(**settings), sampler)
             stack.push_async_callback(fleet.stop)
             await fleet.start()
             return fleet

@@ -27,6 +27,7 @@ from eldr.gateway.bookings import Releases
 from eldr.gateway.coordinator import Coordinator
 from eldr.gateway.counters import Counts
 from eldr.gateway.engine_client import EngineClient
+from eldr.gateway.sampling import CountSampler
 from eldr.gateway.server import GatewayServer
 from eldr.gateway.settings import GatewaySettings
 from eldr.signature.geometry import ModelGeometry
@@ -117,7 +118,9 @@ class RecordingRouter:
 class Fleet:
     """The gateway and everything around it. `plain` is one ordinary engine, for comparison."""
 
-    def __init__(self, prefills: int, decodes: int, settings: GatewaySettings) -> None:
+    def __init__(
+        self, prefills: int, decodes: int, settings: GatewaySettings, sampler: CountSampler | None = None
+    ) -> None:
         self.transfers = FakeTransfers()
         self.prefills = [FakeEngine(f"p{index}", self.transfers) for index in range(prefills)]
         self.decodes = [FakeEngine(f"d{index}", self.transfers) for index in range(decodes)]
@@ -127,6 +130,7 @@ class Fleet:
         self.releases = Releases(self.router, self._release_transfer, self.counts)
         self.released_at: list[tuple[str, str]] = []
         self._settings = settings
+        self._sampler = sampler
         self._stack = contextlib.AsyncExitStack()
 
     async def _release_transfer(self, grpc_address: str, transfer_id: str, incarnation: str) -> bool:
@@ -138,7 +142,7 @@ class Fleet:
             await self._stack.enter_async_context(engine)
         self.engines = EngineClient(self._settings, self.counts)
         self._stack.push_async_callback(self.engines.close)
-        coordinator = Coordinator(self.engines, self.releases, self._settings, time.monotonic)
+        coordinator = Coordinator(self.engines, self.releases, self._settings, time.monotonic, self._sampler)
         self.server = GatewayServer(coordinator, self.releases, self._settings, "1.2.3")
         address = await self.server.start("127.0.0.1", 0)
         self._stack.push_async_callback(self.server.stop, 0.0)

@@ -11,7 +11,7 @@ from eldr.gateway.bookings import PrefillBooking, Releases
 from eldr.gateway.counters import Counts, Event
 from eldr.gateway.errors import LegError, WorkerRefusalError
 from eldr.gateway.legs import ReplyError
-from eldr.gateway.transfers import PrefillClients
+from eldr.gateway.transfers import WorkerClients
 
 UNREACHABLE = RouterUnreachableError(grpc.StatusCode.UNAVAILABLE, "connection refused")
 
@@ -42,7 +42,7 @@ async def router() -> Router:
 @pytest.fixture
 def releases(router, monkeypatch) -> Releases:
     monkeypatch.setattr(bookings, "RETRY_DELAYS_S", (0.0, 0.0))
-    return Releases(router, PrefillClients().release_transfer, Counts())
+    return Releases(router, WorkerClients().release_transfer, Counts())
 
 
 async def booked(router: Router, releases: Releases) -> PrefillBooking:

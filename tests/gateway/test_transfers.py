@@ -7,7 +7,7 @@ from eldr.gateway import transfers
 from eldr.gateway.bookings import Releases
 from eldr.gateway.counters import Counts, Event
 from eldr.gateway.errors import LegError, WorkerRefusalError
-from eldr.gateway.transfers import PrefillClients, Transfer
+from eldr.gateway.transfers import Transfer, WorkerClients
 from eldr.rpc.worker_status import WorkerRef
 from eldr.testing.fake_services import FakePrefillWorker
 
@@ -79,7 +79,7 @@ async def test_only_a_leg_that_reached_its_worker_may_have_left_something_there(
 
 async def test_channels_to_prefill_workers_are_kept_and_bounded(monkeypatch):
     monkeypatch.setattr(transfers, "MAX_CHANNELS", 1)
-    clients = PrefillClients()
+    clients = WorkerClients()
     async with FakePrefillWorker("p0") as first, FakePrefillWorker("p1") as second:
         for worker in (first, second, first):
             worker.hand_off("t1")

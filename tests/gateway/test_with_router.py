@@ -16,7 +16,7 @@ from eldr.gateway.counters import Counts, Event
 from eldr.gateway.engine_client import EngineClient
 from eldr.gateway.server import GatewayServer
 from eldr.gateway.settings import GatewaySettings
-from eldr.gateway.transfers import PrefillClients
+from eldr.gateway.transfers import WorkerClients
 from eldr.router.server import RouterServer
 from eldr.router.settings import RouterSettings
 from eldr.rpc.codec import signature_to_text
@@ -65,7 +65,7 @@ class LiveFleet:
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.stop, 0.0, 0.0)
         self.router = await stack.enter_async_context(RouterClient(f"127.0.0.1:{port}"))
-        self.prefills = PrefillClients()
+        self.prefills = WorkerClients()
         stack.push_async_callback(self.prefills.close)
         self.releases = Releases(self.router, self.prefills.release_transfer, self.counts)
         settings = GatewaySettings()
