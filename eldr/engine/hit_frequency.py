@@ -17,15 +17,14 @@ class HitFrequency:
     each array operation costs a hundred times what it costs in a row.
     """
 
-    def __init__(self, experts: int, window_steps: int) -> None:
-        self._experts = experts
+    def __init__(self, window_steps: int) -> None:
         self._weight = 1.0 / window_steps
-        self._steps: list[npt.NDArray[np.uint8]] = []
+        self._steps: list[npt.NDArray[np.bool_]] = []
         self._hit: npt.NDArray[np.float32] | None = None
         self._lock = threading.Lock()
 
-    def add(self, union: npt.NDArray[np.uint8]) -> None:
-        """One decode step: touched experts [layers, ceil(experts / 8)], in numpy.packbits order."""
+    def add(self, union: npt.NDArray[np.bool_]) -> None:
+        """One decode step: touched experts, bool [layers, experts]. The array is kept."""
         with self._lock:
             self._steps.append(union)
             if len(self._steps) >= FOLD_AT:
@@ -39,7 +38,7 @@ class HitFrequency:
             return self._hit
 
     def _fold(self) -> None:
-        bits = np.unpackbits(np.stack(self._steps), axis=2, count=self._experts)
+        bits = np.stack(self._steps)
         self._steps.clear()
         if self._hit is None:
             self._hit, bits = bits[0].astype(np.float32), bits[1:]

@@ -15,8 +15,7 @@ class StepReport:
 
     layers: MoE layer indices of this report, the first axis of everything below.
     counts: request -> int32 [layers, experts], expert counts of a completed prompt.
-    union: bool [layers, experts] packed by np.packbits along experts, experts that the decode step touched;
-        None where the step was no decode step.
+    union: bool [layers, experts], experts that the decode step touched; None where the step was no decode step.
     picks: request -> int32 [tokens, layers, top_k], picks of tracked requests.
     misses: captures of this step that had an unforeseen shape.
     """
@@ -24,7 +23,7 @@ class StepReport:
     layers: tuple[int, ...]
     decode_tokens: int = 0
     counts: dict[str, npt.NDArray[np.int32]] = field(default_factory=dict)
-    union: npt.NDArray[np.uint8] | None = None
+    union: npt.NDArray[np.bool_] | None = None
     picks: dict[str, npt.NDArray[np.int32]] = field(default_factory=dict)
     misses: int = 0
 

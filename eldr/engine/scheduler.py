@@ -66,7 +66,7 @@ class DecodeScheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
-        self._hit = HitFrequency(geometry.experts, window_steps)
+        self._hit = HitFrequency(window_steps)
         self._on_membership = on_membership
         self._clock = clock
         self._scheduled: deque[float] = deque()
@@ -131,7 +131,7 @@ class DecodeScheduler:
             return
         scalars.capture_misses += report.misses
         if report.union is not None and report.decode_tokens:
-            union = int.from_bytes(report.union.tobytes()).bit_count() / len(report.union)
+            union = report.union.tobytes().count(1) / len(report.union)
             self._hit.add(report.union)
             first = scalars.decode_steps == 0
             scalars.step_time_last_s = seconds

@@ -36,10 +36,9 @@ from eldr.rpc.codec import signature_from_text
 from eldr.signature.geometry import ModelGeometry
 from integration.bench._capture_worker import WorkerSettings
 from integration.bench._handoff import Router
+from integration.bench._inputs import TESTBED, WIDTH, inflated_testbed, prompts_of_length
 from integration.bench._overhead import QWEN3_30B_A3B, CacheShape, Overhead, overhead, row_over_kv
 
-TESTBED = Path(__file__).resolve().parents[1] / "testbed"
-WIDTH = 2048
 PREFILL_TOKENS = 512
 START_LIMIT_S = 300.0
 WARM_UP = 3
@@ -172,22 +171,6 @@ def watched(port: int) -> Iterator[None]:
             reader.join(5)
 
 
-def prompts_of(plan: Plan) -> Iterator[list[int]]:
-    """Prompts of PREFILL_TOKENS tokens that share no block: evaluation texts one after the other, shuffled."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(plan.model, local_files_only=True)
-    lines = (TESTBED / "prompts/evaluation.jsonl").read_text(encoding="utf-8").splitlines()
-    random.Random(plan.seed).shuffle(lines)
-    ids: list[int] = []
-    for line in lines:
-        ids += tokenizer.encode(json.loads(line)["text"])
-        while len(ids) >= PREFILL_TOKENS:
-            yield ids[:PREFILL_TOKENS]
-            ids = ids[PREFILL_TOKENS:]
-    raise RuntimeError("the evaluation prompts are used up; ask for fewer pairs")
-
-
 @dataclass(frozen=True, slots=True)
 class Bench:
     """The measurements over one supply of prompts."""
@@ -276,18 +259,6 @@ def cache_ratio(shape: CacheShape) -> float:
     return row_over_kv(shape, row)
 
 
-def inflated(folder: Path) -> Path:
-    """The testbed model with experts of width WIDTH in `folder`; kept where it is complete."""
-    command = [
-        *(sys.executable, str(TESTBED / "inflate.py"), str(TESTBED / "model"), str(folder)),
-        *("--width", str(WIDTH), "--dtype", "bfloat16"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"capture: {done.stderr.strip()}")
-    return folder
-
-
 def testbed_shape(block_size: int) -> CacheShape:
     """Shape of the testbed's KV cache."""
     config = json.loads((TESTBED / "model/config.json").read_text())
@@ -305,7 +276,7 @@ def testbed_shape(block_size: int) -> CacheShape:
 
 def measured(plan: Plan) -> dict[str, Any]:
     """Everything, by the keys of the JSON file."""
-    bench = Bench(plan, prompts_of(plan), random.Random(plan.seed))
+    bench = Bench(plan, prompts_of_length(plan.model, PREFILL_TOKENS, plan.seed), random.Random(plan.seed))
     decode = bench.decode()
     stages = bench.stages()
     prefill = bench.prefill()
@@ -373,7 +344,7 @@ def main() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with tempfile.TemporaryDirectory() as scratch:
         plan = Plan(
-            model=inflated((given.model or Path(scratch) / f"testbed-{WIDTH}").absolute()),
+            model=inflated_testbed((given.model or Path(scratch) / f"testbed-{WIDTH}").absolute()),
             pairs=pairs,
             steps=given.steps,
             batch=16,

@@ -50,11 +50,12 @@ class InterpretedLink:
     def __init__(self) -> None:
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.waits = 0
-        self._host: set[int] = set()
+        # Kept alive, so that no other memory ever has one of these addresses.
+        self._host: dict[int, torch.Tensor] = {}
 
     def host_buffer(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         buffer = torch.full((length,), -7, dtype=dtype)
-        self._host.add(buffer.data_ptr())
+        self._host[buffer.data_ptr()] = buffer
         return buffer
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -109,11 +110,11 @@ def random_picks(rng: np.random.Generator, tokens: int, model: Model) -> npt.NDA
     return ranks[:, :, : model.top_k].astype(np.int32)
 
 
-def union_of(ids: npt.NDArray[np.int32], experts: int) -> npt.NDArray[np.uint8] | None:
+def union_of(ids: npt.NDArray[np.int32], experts: int) -> npt.NDArray[np.bool_] | None:
     if ((ids < 0) | (ids >= experts)).any():
         return None
     touched = np.zeros((ids.shape[1], experts), bool)
     for token in ids:
         for layer, picks in enumerate(token):
             touched[layer, picks] = True
-    return np.packbits(touched, axis=1)
+    return touched

@@ -80,7 +80,7 @@ def test_reports_of_two_pipeline_ranks_join_by_layer_whatever_their_order() -> N
             layers=layers,
             decode_tokens=2,
             counts={"a": rows},
-            union=rows.astype(np.uint8),
+            union=np.array([[layer & 1, layer & 2] for layer in layers], np.bool_),
             picks={"b": np.stack([rows, rows])},
             misses=1,
         )
@@ -92,7 +92,7 @@ def test_reports_of_two_pipeline_ranks_join_by_layer_whatever_their_order() -> N
         assert joined.layers == (0, 1, 2, 3)
         assert joined.counts["a"][:, 0].tolist() == [0, 1, 2, 3]
         assert joined.union is not None
-        assert joined.union[:, 0].tolist() == [0, 1, 2, 3]
+        assert joined.union.astype(int).tolist() == [[0, 0], [1, 0], [0, 1], [1, 1]]
         assert joined.picks["b"][1, :, 0].tolist() == [0, 1, 2, 3]
         assert (joined.decode_tokens, joined.misses) == (2, 2)
 
@@ -111,7 +111,7 @@ def test_step_unions_and_decode_counts_equal_the_reference(
     def recording(report: Any, sent: set[str]) -> None:
         if report is not None and report.union is not None:
             assert report.decode_tokens == 8
-            unions.append(np.unpackbits(report.union, axis=1, count=64).astype(bool))
+            unions.append(report.union)
         reported(report, sent)
 
     side.reported = recording

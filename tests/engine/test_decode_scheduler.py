@@ -40,7 +40,7 @@ def touched(*experts: list[int]) -> Any:
     bits = np.zeros((2, 8), bool)
     for layer, ids in enumerate(experts):
         bits[layer, ids] = True
-    return np.packbits(bits, axis=1)
+    return bits
 
 
 def tap_of(engine: Engine, window: int = 4) -> DecodeScheduler:

@@ -25,9 +25,9 @@ def one_by_one(steps: npt.NDArray[np.bool_], window: int) -> npt.NDArray[np.floa
 @pytest.mark.parametrize("every", [1, 7, 1000])
 def test_it_is_the_same_however_often_it_is_read(window: int, steps: int, every: int) -> None:
     seen = unions(steps)
-    frequency = HitFrequency(EXPERTS, window)
+    frequency = HitFrequency(window)
     for index, step in enumerate(seen):
-        frequency.add(np.packbits(step, axis=1))
+        frequency.add(step)
         if index % every == 0:
             frequency.read()
     hit = frequency.read()
@@ -37,32 +37,32 @@ def test_it_is_the_same_however_often_it_is_read(window: int, steps: int, every:
 
 
 def test_there_is_none_before_the_first_step() -> None:
-    assert HitFrequency(EXPERTS, 4).read() is None
+    assert HitFrequency(4).read() is None
 
 
 def test_what_was_read_never_changes() -> None:
-    frequency = HitFrequency(EXPERTS, 4)
+    frequency = HitFrequency(4)
     steps = unions(2)
-    frequency.add(np.packbits(steps[0], axis=1))
+    frequency.add(steps[0])
     before = frequency.read()
     assert before is not None
     kept = before.copy()
-    frequency.add(np.packbits(steps[1], axis=1))
+    frequency.add(steps[1])
     frequency.read()
     np.testing.assert_array_equal(before, kept)
 
 
 def test_steps_that_nobody_reads_take_bounded_memory() -> None:
-    frequency = HitFrequency(EXPERTS, 4)
+    frequency = HitFrequency(4)
     for step in unions(5 * FOLD_AT):
-        frequency.add(np.packbits(step, axis=1))
+        frequency.add(step)
         assert len(frequency._steps) < FOLD_AT
 
 
 def test_it_stays_a_share() -> None:
-    frequency = HitFrequency(EXPERTS, 3)
+    frequency = HitFrequency(3)
     for _ in range(1000):
-        frequency.add(np.packbits(np.ones((3, EXPERTS), bool), axis=1))
+        frequency.add(np.ones((3, EXPERTS), bool))
     hit = frequency.read()
     assert hit is not None
     assert hit.max() <= 1.0

@@ -141,7 +141,7 @@ def test_the_union_of_a_step_holds_its_drafts_and_nothing_else(
     def reporting(report: Any, sent: set[str]) -> None:
         if report is not None and report.union is not None:
             assert report.decode_tokens == 1 + len(ran[len(unions)][1])
-            unions.append(np.unpackbits(report.union, axis=1, count=64).astype(bool))
+            unions.append(report.union)
         reported(report, sent)
 
     side.plan, side.reported = planning, reporting

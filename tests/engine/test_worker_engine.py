@@ -46,7 +46,7 @@ class Arrival:
     def __call__(self) -> StepReport:
         self.waits += 1
         return StepReport(
-            (0, 1), 3, counts={"a": np.ones((2, 4), np.int32)}, union=np.zeros((2, 1), np.uint8)
+            (0, 1), 3, counts={"a": np.ones((2, 4), np.int32)}, union=np.zeros((2, 4), np.bool_)
         )
 
 
@@ -204,7 +204,7 @@ def test_a_decode_step_needs_no_slots_unless_a_request_is_tracked(
     touched = np.zeros((2, 10), bool)
     for layer in (0, 1):
         touched[layer, worker.capturer.ids[:, layer]] = True
-    np.testing.assert_array_equal(report.union, np.packbits(touched, axis=1))
+    np.testing.assert_array_equal(report.union, touched)
     worker.capturer.capture()
     worker.note_forward(*V2)
     tracked = {"b": SPANS["b"], "a": Span(5, 2, [2])}

@@ -46,13 +46,12 @@ class Reduced:
 
     counts: int32 [layers, experts] for each of `StepWork.complete`, this step's tokens included.
     picks: int32 [n, layers, top_k] for `StepWork.wanted`; -1 where a slot is not in the step.
-    union: uint8 [layers, ceil(experts / 8)], bits in numpy.packbits order. None where it was not asked for and
-        where a pick of the step was not captured.
+    union: bool [layers, experts]. None where it was not asked for and where a pick was not captured.
     """
 
     counts: Sequence[npt.NDArray[np.int32]] = ()
     picks: npt.NDArray[np.int32] | None = None
-    union: npt.NDArray[np.uint8] | None = None
+    union: npt.NDArray[np.bool_] | None = None
 
 
 class Pending(Protocol):

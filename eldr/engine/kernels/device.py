@@ -59,7 +59,7 @@ class _Layout:
         union = None
         if self.union and not header[:, -1].any():
             words = np.ascontiguousarray(header[:, :-1], "<i4")
-            union = words.view(np.uint8)[:, : -(-self.experts // 8)].copy()
+            union = np.unpackbits(words.view(np.uint8), axis=1, count=self.experts).view(np.bool_)
         counts_end = self.union_words + self.completes * self.layers * self.experts
         counts = out[self.union_words : counts_end].reshape(self.completes, self.layers, self.experts)
         picks = out[counts_end : self.words].reshape(self.wants, self.layers, self.top_k)

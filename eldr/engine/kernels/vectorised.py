@@ -84,14 +84,14 @@ class VectorReducer:
         total: npt.NDArray[np.int32] = rows[np.asarray(blocks, np.int64)].sum(axis=0, dtype=np.int32)
         return total[:, : self._experts]
 
-    def _union(self, ids: LayerIds) -> npt.NDArray[np.uint8] | None:
+    def _union(self, ids: LayerIds) -> npt.NDArray[np.bool_] | None:
         touched = np.zeros((self._layers, self._experts), bool)
         try:
             for layer, layer_ids in enumerate(ids):
                 touched[layer][layer_ids] = True
         except IndexError:
             return None
-        return np.packbits(touched, axis=1)
+        return touched
 
 
 def _by_layer(ids: torch.Tensor | Sequence[npt.NDArray[Any]]) -> LayerIds:
