@@ -11,7 +11,7 @@ import click
 from eldr.cli import config
 
 VERBS = {
-    "calibrate": "Record prefill and decode expert counts of a prompts file from live workers.",
+    "calibrate": "Record prefill and decode expert counts of a prompts file, live or offline.",
     "demo": "Start a real cluster, compare policies on it, print one table.",
     "explain": "Score every decoder for a prompt, with reasons.",
     "fit": "Turn recorded counts into a profile.",

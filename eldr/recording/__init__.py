@@ -1,6 +1,6 @@
-"""Drives live workers with a prompts file and keeps the expert counts that the engines report."""
+"""Expert counts that engines report: of a prompts file run through them, or of live traffic."""
 
-from eldr.recording.prompts_file import Prompt, PromptsError, read_prompts
+from eldr.recording.prompts_file import Prompt, PromptsError, prompts_sha256, read_prompts, refuse_overlap
 from eldr.recording.recorder import RecordError, RecordSettings, Targets, record
 
 __all__ = [
@@ -9,6 +9,8 @@ __all__ = [
     "RecordError",
     "RecordSettings",
     "Targets",
+    "prompts_sha256",
     "read_prompts",
     "record",
+    "refuse_overlap",
 ]

@@ -1,7 +1,9 @@
 """The prompts file of a calibration or a workload."""
 
+import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,12 @@ class PromptsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `domain` is "" where the file gives none."""
+    """One prompt. `domain` is "" where the file gives none; `numbered` where the id is only its line's number."""
 
     id: str
     text: str
     domain: str = ""
+    numbered: bool = field(default=False, compare=False)
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -52,8 +55,35 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
+def prompts_sha256(prompts: Sequence[Prompt]) -> str:
+    """Hash of ids, texts and domains in their order, in hex."""
+    rows = [[prompt.id, prompt.text, prompt.domain] for prompt in prompts]
+    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+def refuse_overlap(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> None:
+    """Raises PromptsError, with the number and the first of them, for prompts that are held out.
+
+    The same prompt has the same text, or the same id where both files give ids.
+    """
+    texts = {prompt.text: prompt.id for prompt in held_out}
+    ids = {prompt.id for prompt in held_out if not prompt.numbered}
+    shared = [
+        (prompt.id, texts.get(prompt.text))
+        for prompt in prompts
+        if prompt.text in texts or (not prompt.numbered and prompt.id in ids)
+    ]
+    if shared:
+        mine, theirs = shared[0]
+        why = f"has the id {mine!r} of a held-out one" if theirs is None else f"is the held-out {theirs!r}"
+        raise PromptsError(
+            f"{len(shared)} of {len(prompts)} prompts are held out too, so they would judge themselves: "
+            f"prompt {mine!r} {why}"
+        )
+
+
 def _parse_text(line: str, number: int, _where: str) -> Prompt:
-    return Prompt(str(number), line.rstrip("\r"))
+    return Prompt(str(number), line.rstrip("\r"), numbered=True)
 
 
 def _parse_json(line: str, number: int, where: str) -> Prompt:
@@ -72,4 +102,4 @@ def _parse_json(line: str, number: int, where: str) -> Prompt:
     given = record.get("id", number)
     if not isinstance(given, (str, int)) or given == "":
         raise PromptsError(f"{where}: id must be a text or a number, got {given!r}")
-    return Prompt(str(given), text, domain)
+    return Prompt(str(given), text, domain, numbered="id" not in record)

@@ -1,17 +1,16 @@
 """Records prefill and decode counts of many prompts, with a bounded number in flight."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-import numpy as np
 
 from eldr.calibration.counts import Counts
 from eldr.recording.prompts_file import Prompt
+from eldr.recording.request_counts import RequestCounts, RequestCountsError, counts_of
 from eldr.recording.two_legs import LegError, decode_counts, prefill
-from eldr.signature.expert_signature import ExpertSignature
 
 
 class RecordError(Exception):
@@ -37,7 +36,8 @@ class Targets:
 class RecordSettings:
     """How prompts are run. `seed` + position of the prompt seeds its sampling. Raises ValueError.
 
-    `prompt_tokens` cuts prompts to their last tokens, None leaves them whole.
+    `prompt_tokens` cuts prompts to their last tokens, None leaves them whole. With one output token there is no
+    decode leg, and nothing is known of decode (case 1.14).
     """
 
     output_tokens: int = 64
@@ -49,7 +49,7 @@ class RecordSettings:
     prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (("output_tokens", 2), ("temperature", 0.0), ("seed", 0), ("in_flight", 1)):
+        for name, low in (("output_tokens", 1), ("temperature", 0.0), ("seed", 0), ("in_flight", 1)):
             if not getattr(self, name) >= low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
         if self.prompt_tokens is not None and self.prompt_tokens < 1:
@@ -58,41 +58,45 @@ class RecordSettings:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
 
 
-Row = tuple[ExpertSignature, ExpertSignature]
-
-
 async def record(
     prompts: Sequence[Prompt],
     targets: Targets,
     settings: RecordSettings,
     done: Callable[[int], None] = lambda _count: None,
+    finished: Mapping[str, RequestCounts] | None = None,
+    keep: Callable[[RequestCounts], None] = lambda _row: None,
 ) -> Counts:
     """Runs every prompt through a prefill and a decode worker and returns the counts of both.
 
-    Workers are taken in turn. `done` is told how many prompts are finished. Raises RecordError at the first
-    failure, once the other requests in flight are cancelled; nothing partial is returned.
+    Workers are taken in turn. Prompts whose id is among `finished` are not run again; `keep` gets every other one's
+    counts as soon as they are there. `done` is told how many prompts are finished. Raises RecordError at the first
+    failure, once the other requests in flight are cancelled.
     """
-    rows: list[Row | None] = [None] * len(prompts)
-    waiting = iter(enumerate(prompts))
-    finished = 0
+    rows = dict(finished or {})
+    waiting = iter([(position, prompt) for position, prompt in enumerate(prompts) if prompt.id not in rows])
+    if rows:
+        done(len(rows))
 
     async def work(session: aiohttp.ClientSession) -> None:
-        nonlocal finished
         for position, prompt in waiting:
-            rows[position] = await _record_one(session, position, prompt, targets, settings)
-            finished += 1
-            done(finished)
+            row = await _record_one(session, position, prompt, targets, settings)
+            try:
+                keep(row)
+            except RequestCountsError as error:
+                raise RecordError(f"prompt {prompt.id!r}: {error}") from error
+            rows[prompt.id] = row
+            done(len(rows))
 
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(settings.in_flight, len(prompts))):
+                for _ in range(min(settings.in_flight, len(prompts) - len(rows))):
                     group.create_task(work(session))
         except* RecordError as errors:
             raise errors.exceptions[0] from None
-    return _counts(prompts, [row for row in rows if row is not None], targets.moe_layers)
+    return in_order(prompts, rows, targets.moe_layers)
 
 
 async def _record_one(
@@ -101,7 +105,7 @@ async def _record_one(
     prompt: Prompt,
     targets: Targets,
     settings: RecordSettings,
-) -> Row:
+) -> RequestCounts:
     body: dict[str, Any] = {
         "model": targets.model,
         "prompt": prompt.text,
@@ -112,29 +116,28 @@ async def _record_one(
     }
     if settings.prompt_tokens is not None:
         body["truncate_prompt_tokens"] = settings.prompt_tokens
+    decodes = settings.output_tokens > 1
     try:
-        first = await prefill(session, targets.prefill[position % len(targets.prefill)], body)
-        decode_url = targets.decode[position % len(targets.decode)]
-        return first.signature, await decode_counts(session, decode_url, body, first.handoff)
-    except LegError as error:
+        first = await prefill(session, targets.prefill[position % len(targets.prefill)], body, decodes)
+        decode = None
+        if decodes:
+            decode_url = targets.decode[position % len(targets.decode)]
+            decode = await decode_counts(session, decode_url, body, first.handoff)
+        layers = first.signature.shape[0]
+        if targets.moe_layers is not None and len(targets.moe_layers) != layers:
+            raise RequestCountsError(
+                f"the signature has {layers} layers, the workers say {len(targets.moe_layers)}"
+            )
+        return RequestCounts(prompt.id, first.signature, decode, prompt.domain)
+    except (LegError, RequestCountsError) as error:
         raise RecordError(f"prompt {prompt.id!r}: {error}") from error
 
 
-def _counts(prompts: Sequence[Prompt], rows: list[Row], moe_layers: tuple[int, ...] | None) -> Counts:
-    first = rows[0][0]
-    for prompt, row in zip(prompts, rows, strict=True):
-        for signature in row:
-            for name in ("fingerprint", "shape", "top_k"):
-                mine, theirs = getattr(first, name), getattr(signature, name)
-                if mine != theirs:
-                    raise RecordError(f"prompt {prompt.id!r}: {name} is {theirs}, other workers have {mine}")
-    return Counts(
-        ids=tuple(prompt.id for prompt in prompts),
-        fingerprint=first.fingerprint,
-        top_k=first.top_k,
-        moe_layers=moe_layers or tuple(range(first.shape[0])),
-        prompt_len=np.array([before.tokens for before, _ in rows]),
-        prefill_counts=np.stack([before.counts for before, _ in rows]),
-        decode_counts=np.stack([after.counts for _, after in rows]),
-        domains=tuple(prompt.domain for prompt in prompts),
-    )
+def in_order(
+    prompts: Iterable[Prompt], rows: Mapping[str, RequestCounts], moe_layers: tuple[int, ...] | None
+) -> Counts:
+    """The counts of all prompts, in their order. Raises RecordError where they are of different models."""
+    try:
+        return counts_of([rows[prompt.id] for prompt in prompts], moe_layers)
+    except RequestCountsError as error:
+        raise RecordError(str(error)) from error

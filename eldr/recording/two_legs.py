@@ -37,18 +37,21 @@ class PrefillResult:
     handoff: dict[str, Any]
 
 
-async def prefill(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> PrefillResult:
+async def prefill(
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any], hands_off: bool = True
+) -> PrefillResult:
     """The prefill leg of a completion request. Raises LegError.
 
-    Without the seed: the leg's token is thrown away, and a seeded prompt that is prefilled in chunks kills
-    vLLM 0.32.0 on a CPU ("CPU Generator does not use offset").
+    Where no decode leg follows, `hands_off` is False and the worker holds nothing. Without the seed: the leg's token
+    is thrown away, and a seeded prompt that is prefilled in chunks kills vLLM 0.32.0 on a CPU ("CPU Generator does
+    not use offset").
     """
     leg = {
         **{name: value for name, value in body.items() if name != "seed"},
         "max_tokens": 1,
         "min_tokens": 0,
         "return_token_ids": True,
-        "kv_transfer_params": _HANDOFF_WANTED,
+        "kv_transfer_params": _HANDOFF_WANTED if hands_off else {SIGNATURE_KEY: True},
     }
     reply = await _post(session, url, leg)
     params = reply.get("kv_transfer_params") or {}
@@ -64,11 +67,16 @@ async def prefill(session: aiohttp.ClientSession, url: str, body: dict[str, Any]
 
 async def decode_counts(
     session: aiohttp.ClientSession, url: str, body: dict[str, Any], handoff: dict[str, Any]
-) -> ExpertSignature:
-    """The decode leg; counts of the generated tokens but the last, which is never run. Raises LegError."""
+) -> ExpertSignature | None:
+    """The decode leg; counts of the generated tokens but the last, which is never run. Raises LegError.
+
+    None where only one token was generated, so that none was run.
+    """
     reply = await _post(session, url, {**body, "kv_transfer_params": {**handoff, WANTED_KEY: True}})
-    signature = _signature(reply.get("kv_transfer_params") or {}, RESULT_KEY, f"decode worker {url}")
     generated = reply["usage"]["completion_tokens"]
+    if generated == 1:
+        return None
+    signature = _signature(reply.get("kv_transfer_params") or {}, RESULT_KEY, f"decode worker {url}")
     if not generated - 1 == signature.tokens == signature.covered_tokens:
         raise LegError(
             f"decode worker {url}: {generated} tokens were generated, the counts say {signature.tokens} and "

@@ -30,9 +30,19 @@ class HfReference:
     @torch.no_grad()
     def picks(self, token_ids: list[int]) -> npt.NDArray[np.int64]:
         """Selected experts of every token, [tokens, layers, top_k]."""
+        return torch.softmax(self._logits(token_ids), -1).topk(self.top_k, -1).indices.numpy()
+
+    @torch.no_grad()
+    def gate_sums(self, token_ids: list[int]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Sums over the tokens of the softmax of the gate's logits and of the logits, both [layers, experts]."""
+        logits = self._logits(token_ids).double()
+        return torch.softmax(logits, -1).sum(0).numpy(), logits.sum(0).numpy()
+
+    def _logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Of the gate, float32 [tokens, layers, experts]."""
         out = self._model(torch.tensor([token_ids]), output_router_logits=True, use_cache=False)
-        logits = torch.stack([layer.reshape(len(token_ids), self.experts) for layer in out.router_logits], 1)
-        return torch.softmax(logits.float(), -1).topk(self.top_k, -1).indices.numpy()
+        layers = [layer.reshape(len(token_ids), self.experts) for layer in out.router_logits]
+        return torch.stack(layers, 1).float()
 
     def counts(self, token_ids: list[int], split: int | None = None) -> list[npt.NDArray[np.int64]]:
         """Counts [layers, experts] of the first `split` tokens and of the rest; of all where it is None."""

@@ -44,7 +44,7 @@ class FakeWorker:
         self.busy -= 1
         params = body["kv_transfer_params"]
         prompt = body["prompt"]
-        if params.get("do_remote_decode"):
+        if params.get("do_remote_decode") or params.get("eldr_signature"):
             text = signature_to_text(signature(len(prompt), len(prompt), self.fingerprint))
             params = {"remote_request_id": prompt, "do_remote_prefill": True, "eldr_signature": text}
             generated = 1

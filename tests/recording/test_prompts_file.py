@@ -2,7 +2,7 @@
 
 import pytest
 
-from eldr.recording import Prompt, PromptsError, read_prompts
+from eldr.recording import Prompt, PromptsError, prompts_sha256, read_prompts, refuse_overlap
 
 
 def write(tmp_path, name, text):
@@ -57,3 +57,38 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path):
     path.write_bytes(b"ab\xff\n")
     with pytest.raises(PromptsError, match="not UTF-8 at byte 2"):
         read_prompts(path)
+
+
+def test_the_hash_follows_every_field_and_the_order():
+    prompts = [Prompt("1", "a", "law"), Prompt("2", "b")]
+    same = prompts_sha256(prompts)
+    assert prompts_sha256([Prompt("1", "a", "law"), Prompt("2", "b")]) == same
+    for other in (
+        prompts[::-1],
+        prompts[:1],
+        [Prompt("1", "a", ""), prompts[1]],
+        [Prompt("1", "c", "law"), prompts[1]],
+        [Prompt("3", "a", "law"), prompts[1]],
+    ):
+        assert prompts_sha256(other) != same
+
+
+def test_a_held_out_text_is_refused_under_any_id():
+    with pytest.raises(
+        PromptsError, match=r"1 of 2 prompts are held out too.*prompt '2' is the held-out '9'"
+    ):
+        refuse_overlap([Prompt("1", "a"), Prompt("2", "b")], [Prompt("9", "b")])
+
+
+def test_a_held_out_id_is_refused_where_both_files_give_it():
+    with pytest.raises(PromptsError, match="prompt 'x' has the id 'x' of a held-out one"):
+        refuse_overlap([Prompt("x", "a")], [Prompt("x", "b")])
+
+
+def test_line_numbers_are_no_ids_to_overlap(tmp_path):
+    for name, text in (("a.txt", "one\ntwo"), ("b.jsonl", '{"text": "three"}\n{"text": "four"}')):
+        write(tmp_path, name, text)
+    first, second = read_prompts(tmp_path / "a.txt"), read_prompts(tmp_path / "b.jsonl")
+    assert {prompt.id for prompt in first} & {prompt.id for prompt in second}
+    refuse_overlap(first, second)
+    refuse_overlap(first, [])

@@ -55,6 +55,11 @@ async def test_known_layer_indices_are_kept(worker):
     assert counts.moe_layers == (1, 3)
 
 
+async def test_a_signature_of_another_number_of_layers_than_the_workers_say_ends_the_run(worker):
+    with pytest.raises(RecordError, match="prompt '1': the signature has 2 layers, the workers say 3"):
+        await record(PROMPTS[:1], targets(worker, moe_layers=(1, 3, 5)), SETTINGS)
+
+
 async def test_progress_counts_finished_prompts(worker):
     seen: list[int] = []
     await record(PROMPTS, targets(worker), SETTINGS, seen.append)
@@ -106,13 +111,64 @@ async def test_counts_that_do_not_add_up_end_the_run_by_name(worker, tamper, mes
         await record(PROMPTS[:1], targets(worker), SETTINGS)
 
 
+async def test_one_output_token_needs_no_decode_leg_and_holds_no_kv(worker):
+    """Case 1.14: the prompt's counts are those of the prefill leg; of decode nothing is known."""
+    counts = await record(PROMPTS, targets(worker), RecordSettings(output_tokens=1))
+    assert len(worker.bodies) == len(PROMPTS)
+    assert all("do_remote_decode" not in body["kv_transfer_params"] for body in worker.bodies)
+    assert counts.decode_tokens.tolist() == [0] * len(PROMPTS)
+    for row, prompt in enumerate(PROMPTS):
+        length = len(prompt.text)
+        np.testing.assert_array_equal(counts.prefill_counts[row], counts_of(length, length))
+
+
+def end_at_once(body, reply):
+    if not body["kv_transfer_params"].get("do_remote_decode"):
+        reply["usage"]["completion_tokens"] = 1
+        reply["kv_transfer_params"] = {"eldr_decode_signature": None}
+    return reply
+
+
+async def test_a_request_that_ends_with_its_first_token_decoded_nothing(worker):
+    """Case 1.14."""
+    worker.tamper = end_at_once
+    counts = await record(PROMPTS, targets(worker), SETTINGS)
+    assert counts.decode_tokens.tolist() == [0] * len(PROMPTS)
+
+
+async def test_finished_prompts_are_not_run_again_and_keep_their_place(worker):
+    kept = []
+    whole = await record(PROMPTS, targets(worker), SETTINGS, keep=kept.append)
+    assert sorted(row.id for row in kept) == list(whole.ids)
+    worker.bodies.clear()
+    seen, more = [], []
+    finished = {row.id: row for row in kept if row.id not in "25"}
+    again = await record(PROMPTS, targets(worker), SETTINGS, seen.append, finished, more.append)
+    assert sorted(body["prompt"] for body in worker.bodies) == sorted(["xx"] * 2 + ["xxxxx"] * 2)
+    assert {body["seed"] for body in worker.bodies if "seed" in body} == {41, 44}
+    assert seen == [5, 6, 7]
+    assert sorted(row.id for row in more) == ["2", "5"]
+    for name in ("ids", "domains"):
+        assert getattr(again, name) == getattr(whole, name)
+    for name in ("prompt_len", "prefill_counts", "decode_counts"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
+
+
+async def test_a_finished_run_asks_no_worker(worker):
+    kept = []
+    await record(PROMPTS, targets(worker), SETTINGS, keep=kept.append)
+    worker.bodies.clear()
+    await record(PROMPTS, targets(worker), SETTINGS, finished={row.id: row for row in kept})
+    assert worker.bodies == []
+
+
 async def test_workers_of_different_models_are_refused(worker):
     def other(body, reply):
         worker.fingerprint = "g"
         return reply
 
     worker.tamper = other
-    with pytest.raises(RecordError, match="fingerprint is g, other workers have f"):
+    with pytest.raises(RecordError, match="prompt '1': decode counts of '1': fingerprint is g, expected f"):
         await record(PROMPTS[:2], targets(worker), RecordSettings(output_tokens=2, in_flight=1))
 
 
@@ -126,7 +182,7 @@ async def test_an_unreachable_worker_is_named(worker):
     ("field", "value"),
     [
         ("prompt_tokens", 0),
-        ("output_tokens", 1),
+        ("output_tokens", 0),
         ("temperature", -0.1),
         ("seed", -1),
         ("in_flight", 0),
