@@ -205,6 +205,8 @@ def serve(engine: Engine, commands: TextIO, answers: TextIO) -> None:
 
 def main() -> None:
     settings = WorkerSettings(**json.loads(sys.argv[1]))
+    # NIXL binds its thread, which computes too, to the last core, and eldr undoes that; here nothing shall differ.
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     os.environ.update(ENVIRONMENT, VLLM_NIXL_SIDE_CHANNEL_PORT=str(settings.nixl_port))
     # The pipe is ours alone: what libraries print goes to the log.
     answers = os.fdopen(os.dup(1), "w")
