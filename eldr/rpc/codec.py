@@ -20,6 +20,9 @@ SCHEMA_VERSION = 1
 MAX_COUNTS = 1 << 24
 """Largest layers * experts that is decoded, so that a small message cannot ask for much memory."""
 
+SPARSE = 0.25
+"""Share of counts above 0 below which a signature is compressed."""
+
 _DTYPES: dict[int, np.dtype[Any]] = {
     signature_pb2.COUNT_WIDTH_U8: np.dtype("<u1"),
     signature_pb2.COUNT_WIDTH_U16: np.dtype("<u2"),
@@ -50,7 +53,10 @@ def decode_geometry(message: signature_pb2.ModelGeometry) -> ModelGeometry:
 
 
 def encode_signature(signature: ExpertSignature) -> signature_pb2.ExpertSignature:
-    """Packs counts in the narrowest integer that holds the largest, compressed where that is smaller."""
+    """Packs counts in the narrowest integer that holds the largest.
+
+    Compressed where most counts are 0: elsewhere a third fewer bytes would cost half of a decision's time.
+    """
     largest = int(signature.counts.max())
     width = (
         signature_pb2.COUNT_WIDTH_U8
@@ -60,7 +66,8 @@ def encode_signature(signature: ExpertSignature) -> signature_pb2.ExpertSignatur
         else signature_pb2.COUNT_WIDTH_U32
     )
     plain = signature.counts.astype(_DTYPES[width]).tobytes()
-    packed = zlib.compress(plain, 1)
+    sparse = np.count_nonzero(signature.counts) < SPARSE * signature.counts.size
+    packed = zlib.compress(plain, 1) if sparse else plain
     smaller = len(packed) < len(plain)
     layers, experts = signature.shape
     return signature_pb2.ExpertSignature(
@@ -97,7 +104,7 @@ def decode_signature(message: signature_pb2.ExpertSignature) -> ExpertSignature:
             message.top_k,
             message.tokens,
             message.covered_tokens,
-            counts.astype(np.uint32),
+            counts,
         )
     except SignatureError as error:
         raise CodecError(f"signature: {error}") from error

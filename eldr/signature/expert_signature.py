@@ -8,6 +8,10 @@ import numpy.typing as npt
 from eldr.signature.geometry import ModelGeometry
 
 
+_BYTES, _LARGEST = 4, (1 << 32) - 1
+"""Of the unsigned integers that counts are kept in."""
+
+
 class SignatureError(ValueError):
     """Counts that cannot be the picks of a prompt."""
 
@@ -37,13 +41,14 @@ class ExpertSignature:
             raise SignatureError(f"counts must be integers, got {raw.dtype}")
         if raw.dtype.kind == "i" and raw.min() < 0:
             raise SignatureError(f"counts must not be negative, got {raw.min()}")
-        if raw.max() > np.iinfo(np.uint32).max:
+        if raw.dtype.itemsize > _BYTES and raw.max() > _LARGEST:
             raise SignatureError(f"counts must fit 32 bits, got {raw.max()}")
         if not 0 <= self.covered_tokens <= self.tokens:
             raise SignatureError(f"covered_tokens must be 0 to {self.tokens}, got {self.covered_tokens}")
         sums = raw.sum(axis=1, dtype=np.int64)
-        wrong = np.flatnonzero(sums != self.covered_tokens * self.top_k)
-        if wrong.size:
+        wrong = sums != self.covered_tokens * self.top_k
+        if wrong.any():
+            wrong = np.flatnonzero(wrong)
             raise SignatureError(
                 f"layer {wrong[0]} sums to {sums[wrong[0]]}, expected covered_tokens * top_k = "
                 f"{self.covered_tokens} * {self.top_k} = {self.covered_tokens * self.top_k}"
@@ -67,10 +72,9 @@ class ExpertSignature:
 
         float32 [layers, experts]; all zero where no token is covered.
         """
-        out: npt.NDArray[np.float32] = np.minimum(1.0, self.counts / max(1, self.covered_tokens)).astype(
-            np.float32
-        )
-        return out
+        out = self.counts.astype(np.float32)
+        out *= np.float32(1.0 / max(1, self.covered_tokens))
+        return np.minimum(out, np.float32(1.0), out=out)
 
     def require_geometry(self, geometry: ModelGeometry) -> None:
         """Raises SignatureError where the signature is not of this model, naming both values."""

@@ -78,13 +78,21 @@ def test_counts_travel_in_the_narrowest_width_that_holds_the_largest(largest: in
     assert_same(codec.decode_signature(message), signature)
 
 
-def test_counts_are_compressed_only_where_that_is_smaller() -> None:
+def test_counts_are_compressed_only_where_most_are_zero() -> None:
     sparse = codec.encode_signature(make_signature(8, 128, 1, 3))
     assert sparse.compression == signature_pb2.COMPRESSION_ZLIB
     assert len(sparse.counts) < 8 * 128
     tiny = codec.encode_signature(make_signature(1, 4, 2, 3))
     assert tiny.compression == signature_pb2.COMPRESSION_NONE
     assert len(tiny.counts) == 4
+
+
+def test_counts_that_are_mostly_above_zero_travel_as_they_are() -> None:
+    """Inflating them would take longer than the rest of a decision."""
+    dense = ExpertSignature("f", 2, 64, 64, np.ones((8, 128), np.uint32))
+    message = codec.encode_signature(dense)
+    assert message.compression == signature_pb2.COMPRESSION_NONE
+    assert_same(codec.decode_signature(message), dense)
 
 
 def test_partial_coverage_is_said_and_kept() -> None:
