@@ -29,6 +29,7 @@ BODY = {"model": "fake", "prompt": "one two", "max_tokens": 3, "stream": True}
         (["--router", "a:1,b"], "must be host:port, got 'b'"),
         (["--handoff-timeout", "29"], "handoff_timeout_s must be 0.001 to 20, got 29"),
         (["--attempts", "0"], "attempts must be 1"),
+        (["--record-counts", "x", "--record-share", "2"], "share must be above 0 and at most 1, got 2"),
     ],
 )
 def test_a_wrong_setting_is_named(arguments, said):

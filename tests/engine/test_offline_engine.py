@@ -1,5 +1,8 @@
 """An offline engine counts what the reference counts, and sums what the reference's gate gives."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,8 @@ import pytest
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
-MODEL = Path(__file__).resolve().parents[2] / "integration/testbed/model"
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "integration/testbed/model"
 ARGUMENTS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 512,
@@ -122,3 +126,43 @@ def test_arguments_that_would_change_what_is_counted_are_refused(
 
     with pytest.raises(OfflineError, match=message):
         OfflineEngine(str(MODEL), in_flight=1, gate=gate, arguments=arguments)
+
+
+def test_the_verb_writes_the_counts_and_gate_sums_of_the_reference(
+    engine_environment: None, reference: Any, tmp_path: Path
+) -> None:
+    """`eldr calibrate --offline`, in a process of its own, on calibration prompts of several domains."""
+    from transformers import AutoTokenizer
+
+    from eldr.calibration.counts_file import load_counts
+
+    lines = (ROOT / "integration/testbed/prompts/calibration.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = [json.loads(line) for line in lines[::130]]
+    path, out = tmp_path / "prompts.jsonl", tmp_path / "counts.npz"
+    path.write_text("\n".join(json.dumps(prompt) for prompt in prompts), encoding="utf-8")
+    words = ["calibrate", str(path), "--out", str(out), "--offline", str(MODEL), "--gate"]
+    words += ["--output-tokens", "6", "--prompt-tokens", "120", "--in-flight", "3"]
+    words += [f"--engine-arg={name}={value}" for name, value in ARGUMENTS.items()]
+    held_out = ROOT / "integration/testbed/prompts/evaluation.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-m", "eldr.cli.main", *words, "--held-out", str(held_out)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"wrote {out}: {len(prompts)} requests" in done.stdout
+    for domain in {prompt["domain"] for prompt in prompts}:
+        assert domain in done.stdout
+    counts = load_counts(out)
+    assert counts.ids == tuple(prompt["id"] for prompt in prompts)
+    assert counts.moe_layers == (0, 1, 2, 3, 4, 5)
+    assert counts.decode_tokens.tolist() == [5] * len(prompts)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    for row, prompt in enumerate(prompts):
+        ids = tokenizer.encode(prompt["text"])[-120:]
+        np.testing.assert_array_equal(counts.prefill_counts[row], reference.counts(ids)[0])
+        probability, logit = reference.gate_sums(ids)
+        np.testing.assert_allclose(counts.gate_probability[row], probability, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(counts.gate_logit[row], logit, rtol=1e-4, atol=2e-3)

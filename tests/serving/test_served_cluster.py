@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 from serving_support import MODEL, Served, metric
 
+from eldr.calibration.counts_file import load_counts, load_merged
 from eldr.client import RouterClient, WorkerClient
 from eldr.cluster import Command
 from eldr.cluster.ports import LOOPBACK, free_ports
@@ -306,4 +310,62 @@ async def test_an_answer_that_begins_at_prefill_has_the_fields_of_the_ordinary_o
         streams.append(events)
     assert began_at_prefill
     assert streams[1] == streams[0]
+    await assert_nothing_is_held(served)
+
+
+@pytest.fixture
+def recording_url(served: Served, tmp_path: Path) -> Iterator[str]:
+    """A gateway on the same fleet that records the counts of every request in `tmp_path`/live."""
+    listen = f"{LOOPBACK}:{free_ports(1)[0]}"
+    words = ("gateway", f"--listen={listen}", f"--router={served.router}", "--first-token-from-prefill")
+    record = (f"--record-counts={tmp_path / 'live'}", "--record-share=1")
+    supervisor = served.fleet.supervisor
+    supervisor.start(Command("gateway-recording", (sys.executable, "-m", "eldr.cli.main", *words, *record)))
+    supervisor.wait_ready("gateway-recording", port_ready(listen), 60)
+    yield f"http://{listen}"
+    supervisor.stop("gateway-recording")
+
+
+async def test_counts_recorded_from_live_traffic_are_those_of_a_calibration(
+    served: Served,
+    texts: list[str],
+    recording_url: str,
+    first_token_url: str,
+    tmp_path: Path,
+    http: aiohttp.ClientSession,
+) -> None:
+    """Whole answers, streams and answers that begin at prefill; what the client gets is what it gets elsewhere."""
+    prompts = texts[800:812]
+    paths = (served.gateway_url, first_token_url)
+    for i, prompt in enumerate(prompts):
+        # A sampled request takes the ordinary path; at temperature 0 the first token comes from prefill.
+        greedy = {"temperature": 0.0} if i % 2 else {"temperature": 0.8, "seed": i // 2}
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 10, "ignore_eos": True, "stream": i % 3 == 0}
+        answers = []
+        for url in (recording_url, paths[i % 2]):
+            headers = {"x-eldr-domain": f"d{i % 2}"}
+            async with http.post(f"{url}/v1/completions", json=body | greedy, headers=headers) as response:
+                assert response.status == 200
+                answers.append(re.sub(rb'"(id|created)":("[^"]*"|\d+),', b"", await response.read()))
+        assert answers[0] == answers[1]
+        assert b"eldr" not in answers[0]
+    served.fleet.supervisor.stop("gateway-recording")
+    live = load_merged(sorted((tmp_path / "live").glob("live-*.npz")))
+    assert live.domains == tuple(f"d{i % 2}" for i in range(len(prompts)))
+    assert live.decode_tokens.tolist() == [9] * len(prompts)
+    for first, temperature in ((0, 0.8), (1, 0.0)):
+        lines, out = tmp_path / f"{first}.jsonl", tmp_path / f"{first}.npz"
+        lines.write_text(
+            "\n".join(json.dumps({"text": text}) for text in prompts[first::2]), encoding="utf-8"
+        )
+        words = [str(lines), f"--out={out}", f"--router={served.router}", "--output-tokens=10"]
+        words.append(f"--temperature={temperature}")
+        calibrate = (sys.executable, "-m", "eldr.cli.main", "calibrate", *words)
+        child = await asyncio.create_subprocess_exec(*calibrate)
+        assert await child.wait() == 0
+        calibrated = load_counts(out)
+        for name in ("fingerprint", "top_k", "moe_layers"):
+            assert getattr(live, name) == getattr(calibrated, name)
+        for name in ("prompt_len", "prefill_counts", "decode_counts"):
+            np.testing.assert_array_equal(getattr(live, name)[first::2], getattr(calibrated, name))
     await assert_nothing_is_held(served)
