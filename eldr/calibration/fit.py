@@ -29,7 +29,8 @@ class FitSettings:
     """How to fit. `transform` is a name or "auto"; `select_layers` chooses a layer mask, else all count.
 
     `pairs` bounds the request pairs that a rho is computed from, `held_out` is the share of requests that
-    judge the choice, `max_requests` the largest number that is clustered (a seeded sample of more).
+    judge the choice, `max_requests` the largest number that is clustered (a seeded sample of more). `weights` are
+    the clusters' relative sizes, `min_size` and `max_size` bounds instead.
     Raises FitError naming field, value and range.
     """
 
@@ -42,7 +43,10 @@ class FitSettings:
     max_iterations: int = 50
     held_out: float = 0.3
     pairs: int = 30_000
-    max_requests: int = 2_000
+    max_requests: int = 20_000
+    weights: tuple[float, ...] | None = None
+    min_size: int | None = None
+    max_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.transform != AUTO and self.transform not in TRANSFORMS:
@@ -57,7 +61,7 @@ class FitSettings:
             ("restarts", 1, 1_000),
             ("max_iterations", 1, 10_000),
             ("pairs", 100, 10_000_000),
-            ("max_requests", 1, 8_192),
+            ("max_requests", 1, 1_000_000),
         ):
             value = getattr(self, name)
             if not least <= value <= most:
@@ -117,6 +121,9 @@ def fit(
             restarts=settings.restarts,
             max_iterations=settings.max_iterations,
             balanced=settings.balanced,
+            weights=settings.weights,
+            least=settings.min_size,
+            most=settings.max_size,
             progress=lambda done: progress(Progress("clusters", done, settings.restarts)),
         )
     except KMeansError as error:

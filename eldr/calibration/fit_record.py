@@ -29,7 +29,11 @@ class TransformQuality:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """Sizes of the clusters at the fit and how the clustering ended; `objective` is the mean cosine."""
+    """Sizes of the clusters at the fit and how the clustering ended; `objective` is the mean cosine.
+
+    For drift measures, empty in profiles without them: `distances` are quantiles, in steps of 1 %, of 1 - cosine of
+    the clustered requests with their nearest centroid, `nearest` the requests per nearest centroid.
+    """
 
     sizes: tuple[int, ...]
     balanced: bool
@@ -37,6 +41,8 @@ class ClusterRecord:
     iterations: int
     converged: bool
     distinct_rows: int
+    distances: tuple[float, ...] = ()
+    nearest: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

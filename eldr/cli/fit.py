@@ -62,7 +62,18 @@ from eldr.signature.transform import TRANSFORMS
 @click.option("--held-out", type=float, default=0.3, show_default=True, help="Share of requests that judge.")
 @click.option("--pairs", type=int, default=30_000, show_default=True, help="Request pairs per rho, at most.")
 @click.option(
-    "--max-requests", type=int, default=2_000, show_default=True, help="Requests that are clustered, at most."
+    "--weights",
+    callback=lambda _context, _option, value: _weights(value),
+    help="Relative cluster sizes, e.g. 2,1,1 for a first decoder that is twice as fast.  [default: equal]",
+)
+@click.option("--min-size", type=int, help="Fewest requests of a cluster, instead of equal sizes.")
+@click.option("--max-size", type=int, help="Most requests of a cluster, instead of equal sizes.")
+@click.option(
+    "--max-requests",
+    type=int,
+    default=20_000,
+    show_default=True,
+    help="Requests that are clustered, at most.",
 )
 @click.pass_context
 def command(
@@ -91,6 +102,15 @@ def _sha256(paths: tuple[Path, ...]) -> str:
     """Of the one file, or of the files' own hashes in their order."""
     hashes = [file_sha256(path) for path in paths]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def _weights(value: str | None) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    try:
+        return tuple(float(word) for word in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"numbers separated by commas are wanted, got {value!r}") from error
 
 
 def _fit(counts: Counts, settings: FitSettings, sha256: str) -> FitResult:

@@ -159,3 +159,59 @@ def test_progress_hears_of_each_restart():
     heard: list[int] = []
     spherical_kmeans(random_rows(), 3, restarts=3, progress=heard.append)
     assert heard == [1, 2, 3]
+
+
+def test_weights_give_a_faster_decoder_more_rows():
+    found = spherical_kmeans(random_rows(80), 3, weights=[2, 1, 1], restarts=2)
+    assert sorted(found.sizes) == [20, 20, 40]
+
+
+def test_a_range_of_sizes_bounds_clusters_without_evening_them():
+    rows = grouped_rows([30, 8, 2])
+    assert sorted(spherical_kmeans(rows, 3, least=4).sizes) == [4, 8, 28]
+    assert max(spherical_kmeans(rows, 3, most=20).sizes) == 20
+
+
+def test_sizes_that_nothing_fits_are_refused_before_clustering():
+    """Case 5.3."""
+    with pytest.raises(KMeansError, match="3 clusters of 40 to 80 rows cannot hold 80 rows"):
+        spherical_kmeans(random_rows(80), 3, least=40)
+    with pytest.raises(KMeansError, match="need balanced clusters"):
+        spherical_kmeans(random_rows(80), 3, weights=[1, 1, 1], balanced=False)
+
+
+def test_a_warm_start_keeps_the_clusters_numbers_and_ends_where_it_began_if_nothing_changed():
+    rows = random_rows(90)
+    first = spherical_kmeans(rows, 5)
+    order = [3, 1, 4, 0, 2]
+    again = spherical_kmeans(rows, 5, start=first.centroids[order])
+    np.testing.assert_allclose(again.centroids, first.centroids[order], atol=1e-5)
+    assert again.iterations <= 2
+
+
+def test_a_warm_start_of_another_shape_or_not_finite_is_refused():
+    rows = random_rows()
+    with pytest.raises(KMeansError, match=r"start must be finite, of shape \(3, 12\), got \(2, 12\)"):
+        spherical_kmeans(rows, 3, start=rows[:2])
+    start = rows[:3].copy()
+    start[1, 1] = np.nan
+    with pytest.raises(KMeansError, match="start must be finite"):
+        spherical_kmeans(rows, 3, start=start)
+
+
+def test_many_rows_are_screened_on_a_sample_and_all_of_them_clustered(monkeypatch):
+    rows = grouped_rows([40, 40, 40], noise=0.3)
+    whole = spherical_kmeans(rows, 3)
+    monkeypatch.setattr("eldr.calibration.kmeans.SCREEN_ROWS", 30)
+    screened = spherical_kmeans(rows, 3)
+    assert screened.sizes == (40, 40, 40)
+    np.testing.assert_array_equal(screened.labels, whole.labels)
+
+
+def test_products_of_pairs_and_the_rows_themselves_give_the_same_clusters(monkeypatch):
+    rows = random_rows(70, 20)
+    from_pairs = spherical_kmeans(rows, 4, restarts=2)
+    monkeypatch.setattr("eldr.calibration.kmeans.SCREEN_ROWS", 1)
+    from_rows = spherical_kmeans(rows, 4, restarts=2)
+    np.testing.assert_array_equal(from_pairs.labels, from_rows.labels)
+    np.testing.assert_allclose(from_pairs.centroids, from_rows.centroids, atol=1e-6)
