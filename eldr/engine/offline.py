@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm import LLM, SamplingParams
+from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 
 from eldr.engine.capture import target_moe_layers
@@ -145,7 +146,7 @@ class OfflineEngine:
         self._gate.begin()
         self._salts += 1
         # With a salt of its own the prompt meets no cached block, so every token runs.
-        prompt = {"prompt_token_ids": token_ids, "cache_salt": f"eldr-gate-{self._salts}"}
+        prompt = tokens_input(token_ids, cache_salt=f"eldr-gate-{self._salts}")
         self._engine.add_request(f"gate-{self._salts}", prompt, SamplingParams(max_tokens=1, temperature=0.0))
         while self._engine.has_unfinished_requests():
             self._engine.step()
@@ -166,7 +167,7 @@ class OfflineEngine:
             ignore_eos=request.ignore_eos,
             extra_args={"kv_transfer_params": wanted},
         )
-        self._engine.add_request(request.id, {"prompt_token_ids": request.token_ids}, sampling)
+        self._engine.add_request(request.id, tokens_input(request.token_ids), sampling)
 
 
 def _counted(request: OfflineRequest, output: Any) -> OfflineCounts:

@@ -18,9 +18,10 @@ ARGUMENTS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 512,
     "block_size": 32,
-    "kv_cache_memory_bytes": 1 << 24,
+    # 24 blocks of 96 KiB, so that requests that decode together preempt each other.
+    "kv_cache_memory_bytes": 24 * 96 << 10,
 }
-TOKENS = 12
+TOKENS = 40
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,16 @@ def requests(prompts: list[list[int]], max_tokens: int = TOKENS) -> list[Any]:
 def test_both_legs_of_every_prompt_equal_the_reference(
     offline: Any, prompts: list[list[int]], reference: Any
 ) -> None:
-    """Twelve prompts, six at a time; the second run meets the first one's blocks in the prefix cache."""
+    """Twelve prompts, six at a time, some of them preempted; the second run meets blocks in the prefix cache."""
+    scheduler = offline._engine.engine_core.engine_core.scheduler
+    preempted: list[str] = []
+    preempt = scheduler._preempt_request
+
+    def recording(request: Any, *rest: Any, **options: Any) -> Any:
+        preempted.append(request.request_id)
+        return preempt(request, *rest, **options)
+
+    scheduler._preempt_request = recording
     batch = prompts[30:42]
     for _ in range(2):
         found = {counts.id: counts for counts in offline.run(requests(batch))}
@@ -49,8 +59,9 @@ def test_both_legs_of_every_prompt_equal_the_reference(
         for i, ids in enumerate(batch):
             np.testing.assert_array_equal(found[str(i)].prefill.counts, reference.counts(ids)[0])
             assert found[str(i)].prefill.tokens == len(ids)
-    generated = greedy(offline, batch[:4])
-    for i, ids in enumerate(batch[:4]):
+    assert preempted, "the pool is too large for this test"
+    generated = greedy(offline, batch)
+    for i, ids in enumerate(batch):
         decode = found[str(i)].decode
         assert decode.tokens == TOKENS - 1
         np.testing.assert_array_equal(
