@@ -26,6 +26,7 @@ class Event(StrEnum):
     COUNTS_PARTIAL = "counts_partial"
     COUNTS_REFUSED = "counts_refused"
     COUNTS_UNPLACED = "counts_unplaced"
+    COUNTS_UNREMOVED = "counts_unremoved"
     COUNTS_UNWRITTEN = "counts_unwritten"
     FIRST_TOKEN_SENT = "first_token_sent"
     FIRST_TOKEN_CHAT = "first_token_chat"

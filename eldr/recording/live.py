@@ -198,12 +198,16 @@ class LiveRecorder:
         counts = counts_of(rows, self._moe_layers[rows[0].prefill.fingerprint])
         try:
             await asyncio.to_thread(save_counts, counts, path)
-            removed = await asyncio.to_thread(remove_oldest, self._settings.folder, self._settings.max_bytes)
         except OSError as error:
             self._counts[Event.COUNTS_UNWRITTEN] += len(rows)
             log.warning("live_counts_unwritten", path=str(path), requests=len(rows), error=str(error))
             return
-        log.info("live_counts_written", path=str(path), requests=len(rows), removed=removed)
+        log.info("live_counts_written", path=str(path), requests=len(rows))
+        try:
+            await asyncio.to_thread(remove_oldest, self._settings.folder, self._settings.max_bytes)
+        except OSError as error:
+            self._counts[Event.COUNTS_UNREMOVED] += 1
+            log.warning("live_counts_not_removed", folder=str(self._settings.folder), error=str(error))
 
 
 def _log_death(task: asyncio.Task[None]) -> None:
@@ -220,7 +224,11 @@ def remove_oldest(folder: Path, max_bytes: int) -> int:
     files = sorted(folder.glob(PATTERN), key=lambda path: path.name, reverse=True)
     total = removed = 0
     for number, path in enumerate(files):
-        total += path.stat().st_size
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:
+            # Another gateway was faster.
+            continue
         if number and total > max_bytes:
             path.unlink(missing_ok=True)
             removed += 1

@@ -264,6 +264,19 @@ async def test_the_oldest_files_go_where_the_bound_is_passed_and_others_stay(rig
     assert load_counts(last).ids == ("c",)
 
 
+async def test_a_file_that_cannot_be_removed_is_counted_and_recording_goes_on(rig, monkeypatch):
+    def denied(*_):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr("eldr.recording.live.remove_oldest", denied)
+    live = rig(file_requests=1)
+    live.finish("a")
+    live.finish("b")
+    await live.recorder.stop()
+    assert [load_counts(path).ids for path in live.files] == [("a",), ("b",)]
+    assert live.counts == {Event.COUNTS_RECORDED: 2, Event.COUNTS_UNREMOVED: 2}
+
+
 def test_files_within_the_bound_stay(tmp_path):
     for number in range(4):
         (tmp_path / f"live-{number}.npz").write_bytes(b"x" * 10)
