@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from eldr.calibration.choice import Choice, choose
 from eldr.calibration.counts import Counts
+from eldr.calibration.drift import baseline
 from eldr.calibration.fit_record import ClusterRecord, Provenance
 from eldr.calibration.kmeans import KMeansError, spherical_kmeans
 from eldr.calibration.profile import Profile
@@ -137,6 +138,7 @@ def fit(
         warnings.append(f"the clusters still moved after {clustering.iterations} iterations")
     labels = np.full(counts.requests, -1, dtype=np.int64)
     labels[rows] = clustering.labels
+    kept = baseline(units.rows[rows], clustering.centroids)
     profile = Profile(
         fingerprint=counts.fingerprint,
         moe_layers=counts.moe_layers,
@@ -154,6 +156,8 @@ def fit(
             iterations=clustering.iterations,
             converged=clustering.converged,
             distinct_rows=clustering.distinct,
+            distances=kept.distances,
+            nearest=kept.nearest,
         ),
         provenance=Provenance(counts_sha256, counts.requests, created, eldr_version, settings.seed),
         warnings=tuple(warnings),

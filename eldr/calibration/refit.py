@@ -10,12 +10,11 @@ from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linear_sum_assignment
 
+from eldr.calibration.alignment import alignment
 from eldr.calibration.kmeans import Clustering, KMeansError, spherical_kmeans
 
 Float32Array = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 
 _UNIT_TOLERANCE = 1e-3
 
@@ -124,7 +123,8 @@ class Refitter:
             return Refit(RefitOutcome.TOO_FEW_DISTINCT, centroids, len(rows), dropped, detail=detail)
         new = found.centroids
         if old and shares is None:
-            new = new[aligned(new, [old.get(name) for name in names])]
+            nowhere = np.zeros(rows.shape[1], np.float32)
+            new = new[alignment(new, np.stack([old.get(name, nowhere) for name in names]))]
         shifts = [1.0 - float(new[i] @ old[name]) for i, name in enumerate(names) if name in old]
         shift = float(np.mean(shifts)) if shifts else float("nan")
         return Refit(RefitOutcome.REFITTED, Centroids(new, tuple(names)), len(rows), dropped, shift)
@@ -171,19 +171,6 @@ def owned_rows(
     }
     norms = {name: float(np.linalg.norm(row)) for name, row in sums.items()}
     return {name: row / norms[name] for name, row in sums.items() if norms[name] > _UNIT_TOLERANCE}
-
-
-def aligned(new: Float32Array, old: Sequence[Float32Array | None]) -> Ints:
-    """For each of K decoders the number of its new centroid, int64 [K]: the largest sum of cosines with the old ones.
-
-    `new` are unit rows [K, dimensions]; a decoder without an old centroid (None) takes what is left.
-    """
-    gain = np.zeros((len(old), len(new)))
-    for decoder, row in enumerate(old):
-        if row is not None:
-            gain[decoder] = new @ row
-    _, columns = linear_sum_assignment(gain, maximize=True)
-    return columns.astype(np.int64)
 
 
 def _start(rows: Float32Array, old: Sequence[Float32Array | None]) -> Float32Array:

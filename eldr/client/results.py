@@ -53,6 +53,27 @@ class ProfileStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DriftStatus:
+    """How far live traffic is from the profile's calibration, as last measured `age_s` ago; see `docs/drift.md`.
+
+    All but `reason` is empty where `measured` is False. `rho` is None where no decode counts are known.
+    """
+
+    measured: bool
+    reason: str
+    signatures: int = 0
+    age_s: float = 0.0
+    outside_ratio: float = 0.0
+    distance_ks: float = 0.0
+    distance_median: float = 0.0
+    calibration_distance_median: float = 0.0
+    occupancy: tuple[float, ...] = ()
+    occupancy_tv: float = 0.0
+    refit_pays: bool = False
+    rho: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionEvent:
     """One decision as it was made, how long it took, and how many events were lost before it."""
 

@@ -26,6 +26,7 @@ from eldr.client.errors import is_unreachable, router_error
 from eldr.client.results import (
     DecisionEvent,
     DecodeReservation,
+    DriftStatus,
     FleetSnapshot,
     PolicyStatus,
     PrefillReservation,
@@ -256,6 +257,24 @@ class RouterClient:
         request = routing_pb2.LoadProfileRequest(profile=data)
         answer = await self._call(ProfileServiceStub, "LoadProfile", request)
         return ProfileStatus(loaded=True, fingerprint=answer.fingerprint, clusters=answer.clusters)
+
+    async def get_drift(self) -> DriftStatus:
+        """How far live traffic is from the profile's calibration, as last measured."""
+        answer = await self._call(ProfileServiceStub, "GetDrift", routing_pb2.GetDriftRequest())
+        return DriftStatus(
+            measured=answer.measured,
+            reason=answer.reason,
+            signatures=answer.signatures,
+            age_s=answer.age_s,
+            outside_ratio=answer.outside_ratio,
+            distance_ks=answer.distance_ks,
+            distance_median=answer.distance_median,
+            calibration_distance_median=answer.calibration_distance_median,
+            occupancy=tuple(answer.occupancy),
+            occupancy_tv=answer.occupancy_tv,
+            refit_pays=answer.refit_pays,
+            rho=answer.rho if answer.HasField("rho") else None,
+        )
 
     # Transport.
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from eldr.calibration.live import LiveLocality, SignatureWindow
 from eldr.calibration.profile import Profile, ProfileError
+from eldr.calibration.refit import Centroids
 from eldr.router.broadcast import Broadcast
-from eldr.router.counters import Counters
+from eldr.router.counters import Counters, Gauges
 from eldr.router.errors import NoWorkerError, UnknownModelError
 from eldr.router.fleet import Fleet, Member, Report
 from eldr.router.ledger import Ledger
@@ -21,6 +23,7 @@ from eldr.router.messages import Answer, Booked, DecisionMade
 from eldr.router.prefill import choose_prefill
 from eldr.router.settings import RouterSettings
 from eldr.routing.contract import Booking, Decision, DecodeRequest, DecoderView, NoEligibleDecoderError
+from eldr.routing.locality_band_online import LocalityBandOnline
 from eldr.routing.registry import Sources, available, make_policy
 from eldr.routing.state import DecoderState
 from eldr.routing.step_time import StepTimes, observe
@@ -45,6 +48,10 @@ class RouterCore:
     ) -> None:
         self.settings = settings
         self.counters = Counters()
+        self.gauges = Gauges()
+        self.live = LiveLocality()
+        """Centroids that `LiveFit` refits behind the decisions, begun with the profile's."""
+        self.window = SignatureWindow()
         self.decisions: Broadcast[DecisionMade] = Broadcast()
         self.changes: Broadcast[int] = Broadcast(backlog=1)
         """Generations of the fleet; the newest is enough for a slow reader."""
@@ -124,6 +131,8 @@ class RouterCore:
         if prefill_reservation_id:
             self.release(WorkerRole.PREFILL, prefill_reservation_id, Outcome.COMPLETED)
         self._count_decision(request, decision)
+        if request.signature is not None and (self._profile is not None or self.refits):
+            self.window.add(request.signature, now_s)
         made = DecisionMade(request.request_id, info, decision, time.perf_counter() - begun_s)
         self.decisions.publish(made)
         return Booked(request.request_id, info, ledger.ttl_s, decision)
@@ -269,6 +278,10 @@ class RouterCore:
             self.changes.publish(self.fleet.generation)
         return changed
 
+    def now_s(self) -> float:
+        """The core's clock."""
+        return self._clock()
+
     def close(self) -> None:
         """Ends every stream of events."""
         self.decisions.close()
@@ -280,6 +293,11 @@ class RouterCore:
     def policy(self) -> tuple[str, Mapping[str, float]]:
         """Name and options of the policy in force."""
         return self._policy.name, self._policy.options
+
+    @property
+    def refits(self) -> bool:
+        """Whether the policy in force lives on centroids that are refitted."""
+        return self._policy.name == LocalityBandOnline.name
 
     @property
     def available_policies(self) -> tuple[str, ...]:
@@ -312,9 +330,10 @@ class RouterCore:
         if self.fleet.geometry is not None:
             profile.require_geometry(self.fleet.geometry)
         self._profile = profile
+        self.live = LiveLocality(profile, Centroids(profile.centroids))
 
     def _sources(self) -> Sources:
-        return Sources(self.settings.seed, self.step_times, self._profile)
+        return Sources(self.settings.seed, self.step_times, self._profile, self.live)
 
     def _require_model(self, model: str) -> None:
         served = {member.info.served_model for member in self.fleet.members()}

@@ -1,4 +1,4 @@
-"""Counters of the router, readable by name and labels."""
+"""Counters and gauges of the router, readable by name and labels."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -28,4 +28,29 @@ class Counters:
 
     def snapshot(self) -> Mapping[tuple[str, Labels], int]:
         """Every counter as it stands."""
+        return dict(self._values)
+
+
+class Gauges:
+    """Numbers that go up and down, under the same rules as `Counters`."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, Labels], float] = {}
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Replaces one gauge's value."""
+        if not name.startswith("eldr_"):
+            raise ValueError(f"gauge names start with eldr_, got {name!r}")
+        self._values[name, tuple(sorted(labels.items()))] = value
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """Value of one gauge; None where it was never set."""
+        return self._values.get((name, tuple(sorted(labels.items()))))
+
+    def clear(self, name: str) -> None:
+        """Forgets one gauge, whatever its labels."""
+        self._values = {key: value for key, value in self._values.items() if key[0] != name}
+
+    def snapshot(self) -> Mapping[tuple[str, Labels], float]:
+        """Every gauge as it stands."""
         return dict(self._values)

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from eldr.calibration.profile import Profile
 from eldr.router.core import Clock, RouterCore
 from eldr.router.links import Links
+from eldr.router.refit import LiveFit
 from eldr.router.service import FleetServicer, ProfileServicer, RouterServicer
 from eldr.router.settings import RouterSettings
 from eldr.rpc.settings import server_options
@@ -35,6 +36,8 @@ class RouterServer:
         self, settings: RouterSettings, profile: Profile | None = None, clock: Clock = time.monotonic
     ) -> None:
         self.core = RouterCore(settings, profile, clock)
+        self.live_fit = LiveFit(self.core)
+        self._clock = clock
         self._links = Links(self.core)
         self._health = aio_health.HealthServicer()
         self._server: grpc.aio.Server | None = None
@@ -46,7 +49,10 @@ class RouterServer:
         services: list[tuple[Callable[..., None], object]] = [
             (routing_pb2_grpc.add_RouterServiceServicer_to_server, RouterServicer(self.core)),
             (fleet_pb2_grpc.add_FleetServiceServicer_to_server, FleetServicer(self.core)),
-            (routing_pb2_grpc.add_ProfileServiceServicer_to_server, ProfileServicer(self.core)),
+            (
+                routing_pb2_grpc.add_ProfileServiceServicer_to_server,
+                ProfileServicer(self.core, self.live_fit),
+            ),
             (health_pb2_grpc.add_HealthServicer_to_server, self._health),
         ]
         for add, servicer in services:
@@ -78,11 +84,13 @@ class RouterServer:
         await self._links.close()
         if self._server is not None:
             await self._server.stop(grace_s)
+        self.live_fit.close()
         log.info("router_stopped")
 
     async def _tick(self) -> None:
         while True:
             self.core.tick()
+            self.live_fit.tick(self._clock())
             await asyncio.sleep(TICK_S)
 
     async def _keep_links(self) -> None:

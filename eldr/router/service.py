@@ -10,6 +10,7 @@ import grpc.aio
 from eldr.calibration.profile import Profile
 from eldr.router.core import RouterCore
 from eldr.router.errors import RequestError
+from eldr.router.refit import LiveFit
 from eldr.router.refusals import answers
 from eldr.router.signatures import read_signature
 from eldr.routing.contract import DecodeRequest
@@ -158,8 +159,9 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):  # type: ignore[misc]
 class ProfileServicer(routing_pb2_grpc.ProfileServiceServicer):  # type: ignore[misc]
     """`eldr.v1.ProfileService`."""
 
-    def __init__(self, core: RouterCore) -> None:
+    def __init__(self, core: RouterCore, live_fit: LiveFit) -> None:
         self._core = core
+        self._live_fit = live_fit
 
     @answers
     def GetProfile(self, request: routing_pb2.GetProfileRequest) -> routing_pb2.GetProfileResponse:  # noqa: N802
@@ -180,6 +182,27 @@ class ProfileServicer(routing_pb2_grpc.ProfileServiceServicer):  # type: ignore[
         profile = Profile.from_bytes(request.profile)
         self._core.load_profile(profile)
         return routing_pb2.LoadProfileResponse(fingerprint=profile.fingerprint, clusters=profile.clusters)
+
+    @answers
+    def GetDrift(self, request: routing_pb2.GetDriftRequest) -> routing_pb2.GetDriftResponse:  # noqa: N802
+        status = self._live_fit.drift
+        found = status.drift
+        if found is None:
+            return routing_pb2.GetDriftResponse(measured=False, reason=status.reason)
+        return routing_pb2.GetDriftResponse(
+            measured=True,
+            reason=found.advice,
+            signatures=found.rows,
+            age_s=self._core.now_s() - status.measured_s,
+            outside_ratio=found.outside,
+            distance_ks=found.distance_ks,
+            distance_median=found.distance_median,
+            calibration_distance_median=found.calibration_median,
+            occupancy=found.occupancy,
+            occupancy_tv=found.occupancy_tv,
+            refit_pays=found.refit_pays,
+            rho=found.rho,
+        )
 
     @answers
     def GetPolicy(self, request: routing_pb2.GetPolicyRequest) -> routing_pb2.GetPolicyResponse:  # noqa: N802

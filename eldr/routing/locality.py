@@ -23,3 +23,16 @@ class Locality(Protocol):
         signature of another model, which the router refuses before any policy sees it.
         """
         ...
+
+
+class LiveLocality(Protocol):
+    """Centroids that change while the router runs. `eldr.calibration.live.LiveLocality` is one."""
+
+    @property
+    def owners(self) -> tuple[str, ...] | None:
+        """Worker id per centroid; empty where positions decide as in `locality-band`, None without centroids."""
+        ...
+
+    def similarities(self, signature: ExpertSignature) -> npt.NDArray[np.float32] | None:
+        """As `Locality.similarities`; also None without centroids."""
+        ...

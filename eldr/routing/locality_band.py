@@ -10,6 +10,7 @@ from eldr.routing.eligibility import Floats, Mask, eligible_decoders, fewest, lo
 from eldr.routing.jsq import JoinShortestQueue
 from eldr.routing.locality import Locality
 from eldr.routing.options import Option, resolve
+from eldr.signature.expert_signature import ExpertSignature
 
 UNSCORED = -9.0
 """Below every band: a centroid without a finite similarity is the last choice, never the first."""
@@ -45,18 +46,12 @@ class LocalityBand:
         eligible, left_out = eligible_decoders(request, fleet)
         if request.signature is None:
             return self._load_only(request, fleet, request.signature_problem)
-        centroid = self._locality.similarities(request.signature)
-        if centroid is None:
-            return self._load_only(request, fleet, "unusable-signature")
-        finite = np.isfinite(centroid)
-        if not finite.any():
-            return self._load_only(request, fleet, "non-finite")
-
-        owned = _owned(np.where(finite, centroid, UNSCORED).astype(np.float64), eligible, fleet)
+        owned, fallback = self._similarities(request.signature, eligible, fleet)
+        if owned is None:
+            return self._load_only(request, fleet, fallback)
         load = loads(eligible)
         bounded = within_load(load, self.options["max_load_ratio"])
         band = self._band(owned, np.ones_like(bounded))
-        fallback = "" if finite.all() else "non-finite"
         among = band & bounded
         if not among.any():
             fallback = "load-bound"
@@ -83,6 +78,19 @@ class LocalityBand:
             eligible[picked].worker_id, self.name, reason, (*candidates, *left_out), fallback=fallback
         )
 
+    def _similarities(
+        self, signature: ExpertSignature, eligible: list[DecoderView], fleet: tuple[DecoderView, ...]
+    ) -> tuple[Floats | None, str]:
+        """Best similarity of each eligible decoder, float64 [eligible], or None; and the fallback taken."""
+        centroid = self._locality.similarities(signature)
+        if centroid is None:
+            return None, "unusable-signature"
+        finite = np.isfinite(centroid)
+        if not finite.any():
+            return None, "non-finite"
+        owned = by_position(np.where(finite, centroid, UNSCORED).astype(np.float64), eligible, fleet)
+        return owned, "" if finite.all() else "non-finite"
+
     def _band(self, owned: Floats, among: Mask) -> Mask:
         tau = self.options["tau"]
         similar = np.where(among, owned, -np.inf)
@@ -97,8 +105,8 @@ class LocalityBand:
         return Decision(by_load.worker_id, self.name, reason, by_load.candidates, fallback=fallback)
 
 
-def _owned(similarity: Floats, eligible: list[DecoderView], fleet: tuple[DecoderView, ...]) -> Floats:
-    """Best similarity of the centroids that each eligible decoder owns, float64 [eligible]."""
+def by_position(similarity: Floats, eligible: list[DecoderView], fleet: tuple[DecoderView, ...]) -> Floats:
+    """Best similarity [clusters] of the centroids that each eligible decoder owns by its position in the fleet."""
     decoders, clusters = len(fleet), len(similarity)
     position = {worker_id: i for i, worker_id in enumerate(sorted(view.worker_id for view in fleet))}
     return np.array(

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from eldr.routing.contract import Policy, PolicyError
 from eldr.routing.jsq import JoinShortestQueue
-from eldr.routing.locality import Locality
+from eldr.routing.locality import LiveLocality, Locality
 from eldr.routing.locality_band import LocalityBand
+from eldr.routing.locality_band_online import LocalityBandOnline
 from eldr.routing.options import Option, resolve
 from eldr.routing.p2c import PowerOfTwoChoices
 from eldr.routing.random_choice import RandomChoice
@@ -20,11 +21,15 @@ DEFAULT_POLICY = UnionCost.name
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a policy may draw on beside the request and the fleet."""
+    """What a policy may draw on beside the request and the fleet.
+
+    `live` is there where somebody refits its centroids: in a router, in a simulation.
+    """
 
     seed: int = 0
     step_times: StepTimes = field(default_factory=StepTimes)
     locality: Locality | None = None
+    live: LiveLocality | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class PolicyKind:
     make: Callable[[Sources, Mapping[str, float]], Policy]
     options: Mapping[str, Option] = field(default_factory=dict)
     needs_profile: bool = False
+    needs_live: bool = False
 
 
 POLICIES: Mapping[str, PolicyKind] = {
@@ -46,6 +52,11 @@ POLICIES: Mapping[str, PolicyKind] = {
         LocalityBand.OPTIONS,
         needs_profile=True,
     ),
+    LocalityBandOnline.name: PolicyKind(
+        lambda sources, options: LocalityBandOnline(sources.live, options, sources.seed),
+        LocalityBandOnline.OPTIONS,
+        needs_live=True,
+    ),
     UnionCost.name: PolicyKind(
         lambda sources, options: UnionCost(sources.step_times, options, sources.seed), UnionCost.OPTIONS
     ),
@@ -55,7 +66,11 @@ POLICIES: Mapping[str, PolicyKind] = {
 def available(sources: Sources) -> tuple[str, ...]:
     """Names that `make_policy` takes with these sources, sorted."""
     return tuple(
-        sorted(name for name, kind in POLICIES.items() if sources.locality or not kind.needs_profile)
+        sorted(
+            name
+            for name, kind in POLICIES.items()
+            if (sources.locality or not kind.needs_profile) and (sources.live or not kind.needs_live)
+        )
     )
 
 

@@ -219,6 +219,38 @@ class LoadProfileResponse(_message.Message):
     clusters: int
     def __init__(self, fingerprint: _Optional[str] = ..., clusters: _Optional[int] = ...) -> None: ...
 
+class GetDriftRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetDriftResponse(_message.Message):
+    __slots__ = ("measured", "reason", "signatures", "age_s", "outside_ratio", "distance_ks", "distance_median", "calibration_distance_median", "occupancy", "occupancy_tv", "refit_pays", "rho")
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_KS_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_MEDIAN_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_DISTANCE_MEDIAN_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_TV_FIELD_NUMBER: _ClassVar[int]
+    REFIT_PAYS_FIELD_NUMBER: _ClassVar[int]
+    RHO_FIELD_NUMBER: _ClassVar[int]
+    measured: bool
+    reason: str
+    signatures: int
+    age_s: float
+    outside_ratio: float
+    distance_ks: float
+    distance_median: float
+    calibration_distance_median: float
+    occupancy: _containers.RepeatedScalarFieldContainer[float]
+    occupancy_tv: float
+    refit_pays: bool
+    rho: float
+    def __init__(self, measured: _Optional[bool] = ..., reason: _Optional[str] = ..., signatures: _Optional[int] = ..., age_s: _Optional[float] = ..., outside_ratio: _Optional[float] = ..., distance_ks: _Optional[float] = ..., distance_median: _Optional[float] = ..., calibration_distance_median: _Optional[float] = ..., occupancy: _Optional[_Iterable[float]] = ..., occupancy_tv: _Optional[float] = ..., refit_pays: _Optional[bool] = ..., rho: _Optional[float] = ...) -> None: ...
+
 class GetPolicyRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

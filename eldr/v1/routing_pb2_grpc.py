@@ -340,6 +340,11 @@ class ProfileServiceStub:
                 request_serializer=eldr_dot_v1_dot_routing__pb2.LoadProfileRequest.SerializeToString,
                 response_deserializer=eldr_dot_v1_dot_routing__pb2.LoadProfileResponse.FromString,
                 _registered_method=True)
+        self.GetDrift = channel.unary_unary(
+                '/eldr.v1.ProfileService/GetDrift',
+                request_serializer=eldr_dot_v1_dot_routing__pb2.GetDriftRequest.SerializeToString,
+                response_deserializer=eldr_dot_v1_dot_routing__pb2.GetDriftResponse.FromString,
+                _registered_method=True)
         self.GetPolicy = channel.unary_unary(
                 '/eldr.v1.ProfileService/GetPolicy',
                 request_serializer=eldr_dot_v1_dot_routing__pb2.GetPolicyRequest.SerializeToString,
@@ -369,6 +374,13 @@ class ProfileServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDrift(self, request, context):
+        """How far live traffic is from the profile's calibration, as last measured.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetPolicy(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -393,6 +405,11 @@ def add_ProfileServiceServicer_to_server(servicer, server):
                     servicer.LoadProfile,
                     request_deserializer=eldr_dot_v1_dot_routing__pb2.LoadProfileRequest.FromString,
                     response_serializer=eldr_dot_v1_dot_routing__pb2.LoadProfileResponse.SerializeToString,
+            ),
+            'GetDrift': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDrift,
+                    request_deserializer=eldr_dot_v1_dot_routing__pb2.GetDriftRequest.FromString,
+                    response_serializer=eldr_dot_v1_dot_routing__pb2.GetDriftResponse.SerializeToString,
             ),
             'GetPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPolicy,
@@ -460,6 +477,33 @@ class ProfileService:
             '/eldr.v1.ProfileService/LoadProfile',
             eldr_dot_v1_dot_routing__pb2.LoadProfileRequest.SerializeToString,
             eldr_dot_v1_dot_routing__pb2.LoadProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDrift(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eldr.v1.ProfileService/GetDrift',
+            eldr_dot_v1_dot_routing__pb2.GetDriftRequest.SerializeToString,
+            eldr_dot_v1_dot_routing__pb2.GetDriftResponse.FromString,
             options,
             channel_credentials,
             insecure,

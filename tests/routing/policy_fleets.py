@@ -26,6 +26,14 @@ class TableLocality:
         return self._similarities if self.clusters else None
 
 
+class TableLive(TableLocality):
+    """A LiveLocality that answers what the test wants."""
+
+    def __init__(self, *similarities: float, owners: tuple[str, ...] | None = ()) -> None:
+        super().__init__(*similarities)
+        self.owners = owners
+
+
 def state(worker_id: str, running: int = 0, **changes: Any) -> DecoderState:
     return DecoderState(worker_id, f"{worker_id}-1", sequence=1, running=running, **changes)
 
@@ -72,5 +80,6 @@ def place(
 
 
 def every_policy(decoders: int, seed: int = 0) -> list[Policy]:
-    sources = Sources(seed=seed, locality=TableLocality(*np.linspace(0.9, 0.1, max(1, decoders)).tolist()))
+    similarities = np.linspace(0.9, 0.1, max(1, decoders)).tolist()
+    sources = Sources(seed=seed, locality=TableLocality(*similarities), live=TableLive(*similarities))
     return [make_policy(name, {}, sources) for name in sorted(POLICIES)]

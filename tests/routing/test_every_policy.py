@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_fleets import (
     SHAPE,
+    TableLive,
     TableLocality,
     equal_fleet,
     every_policy,
@@ -27,7 +28,9 @@ NAMES = sorted(POLICIES)
 
 
 def policy_named(name, seed=0, **options):
-    return make_policy(name, options, Sources(seed=seed, locality=TableLocality(0.9, 0.8, 0.1, 0.0)))
+    similarities = (0.9, 0.8, 0.1, 0.0)
+    sources = Sources(seed=seed, locality=TableLocality(*similarities), live=TableLive(*similarities))
+    return make_policy(name, options, sources)
 
 
 @st.composite
@@ -111,7 +114,7 @@ def test_an_empty_fleet_is_said_plainly(name):
         policy_named(name).select(request(), ())
 
 
-@pytest.mark.parametrize("name", ["jsq", "locality-band", "union-cost"])
+@pytest.mark.parametrize("name", ["jsq", "locality-band", "locality-band-online", "union-cost"])
 def test_a_burst_between_two_reports_is_spread(name):
     """Case 3.5: 4 equal workers, reports frozen, 40 requests at once, identical signature."""
     placed, _ = place(policy_named(name), equal_fleet(4), [request(f"r{i}") for i in range(40)])
@@ -183,6 +186,8 @@ def test_the_default_needs_no_profile():
     assert DEFAULT_POLICY in available(Sources())
     assert "locality-band" not in available(Sources())
     assert "locality-band" in available(Sources(locality=TableLocality(1.0)))
+    assert "locality-band-online" not in available(Sources())
+    assert "locality-band-online" in available(Sources(live=TableLive()))
 
 
 @pytest.mark.parametrize(
