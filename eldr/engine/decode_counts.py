@@ -112,7 +112,10 @@ class DecodeCounts:
         if tracked is None:
             return None
         self._ending.append(request_id)
-        if not tracked.keep_as:
+        if tracked.keep_as:
+            # A request that the front end stopped, at a stop string say, may be followed by no step at all.
+            self._keep(tracked.keep_as, self._signature(tracked))
+        else:
             tracked.params = {RESULT_KEY: None}
         return tracked.params
 
@@ -127,7 +130,10 @@ class DecodeCounts:
         self._ending.clear()
 
     def kept(self, name: str) -> ExpertSignature | None:
-        """Counts kept under a name; of no token where the request ended with its first. Any thread."""
+        """Counts kept under a name; of no token where the request ended with its first. Any thread.
+
+        Complete once the request's last output has left the engine.
+        """
         with self._lock:
             return self._kept.get(name)
 

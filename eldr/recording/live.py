@@ -43,6 +43,8 @@ class LiveSettings:
     flush_s: seconds after which a file is written though it is not full.
     max_bytes: of all files together; the oldest are removed.
     queue: finished requests that wait to be joined; what comes on top is dropped and counted.
+    settle_s: between the end of an answer and the question for its counts. vLLM's front end finds stop strings, and
+        the engine hears of them a moment after the client has its last token.
     """
 
     folder: Path
@@ -50,7 +52,8 @@ class LiveSettings:
     file_requests: int = 256
     flush_s: float = 300.0
     max_bytes: int = DEFAULT_MAX_BYTES
-    queue: int = 256
+    queue: int = 1024
+    settle_s: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share <= 1.0:
@@ -58,8 +61,9 @@ class LiveSettings:
         for name in ("file_requests", "max_bytes", "queue"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.flush_s > 0:
-            raise ValueError(f"flush_s must be above 0, got {self.flush_s}")
+        for name, low in (("flush_s", 0.001), ("settle_s", 0.0)):
+            if not getattr(self, name) >= low:
+                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
 
 
 class ReadCounts(Protocol):
@@ -87,7 +91,7 @@ class LiveRecorder:
         self._read_counts = read_counts
         self._workers = workers
         self._draw = draw
-        self._queue: asyncio.Queue[FinishedRequest] = asyncio.Queue(settings.queue)
+        self._queue: asyncio.Queue[tuple[float, FinishedRequest]] = asyncio.Queue(settings.queue)
         self._rows: list[RequestCounts] = []
         self._moe_layers: dict[str, tuple[int, ...]] = {}
         self._files = 0
@@ -101,7 +105,8 @@ class LiveRecorder:
     def offer(self, finished: FinishedRequest) -> None:
         """See CountSampler. A full queue drops the request and counts it."""
         try:
-            self._queue.put_nowait(finished)
+            due_s = asyncio.get_running_loop().time() + self._settings.settle_s
+            self._queue.put_nowait((due_s, finished))
         except asyncio.QueueFull:
             self._counts[Event.COUNTS_DROPPED] += 1
 
@@ -131,12 +136,13 @@ class LiveRecorder:
         while True:
             try:
                 async with asyncio.timeout_at(due):
-                    finished = await self._queue.get()
+                    settled_s, finished = await self._queue.get()
             except TimeoutError:
                 await self._write()
                 due = loop.time() + self._settings.flush_s
                 continue
             try:
+                await asyncio.sleep(max(0.0, settled_s - loop.time()))
                 await self._take(finished)
                 if len(self._rows) >= self._settings.file_requests:
                     await self._write()

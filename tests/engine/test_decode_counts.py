@@ -155,15 +155,28 @@ def test_a_request_that_generated_nothing_answers_without_counts() -> None:
 
 def test_kept_counts_leave_the_answer_alone_and_can_be_read_by_name() -> None:
     counts = DecodeCounts(GEOMETRY, 4, keep_limit=2)
-    counts.start("a", Request(10, 12), keep_as="res-a")
+    request = Request(10, 12)
+    counts.start("a", request, keep_as="res-a")
     counts.add("a", range(10, 11), picks(one(0)))
+    request.num_tokens = 13
     assert counts.finish("a") is None
-    assert counts.kept("res-a") is None
+    counts.add("a", range(11, 12), picks(one(1)))
     counts.step_ended()
     kept = counts.kept("res-a")
     assert kept is not None
-    assert (kept.tokens, kept.counts[0].tolist()) == (1, [1, 0, 0, 0, 0, 0, 0, 1])
+    assert (kept.tokens, kept.counts[0].tolist()) == (2, [1, 1, 0, 0, 0, 0, 0, 2])
     assert "a" not in counts
+
+
+def test_counts_of_a_request_that_was_stopped_between_steps_are_kept_at_once() -> None:
+    """The front end finds a stop string and aborts; with nothing else to do no step follows."""
+    counts = DecodeCounts(GEOMETRY, 4, keep_limit=2)
+    counts.start("a", Request(10, 12), keep_as="res-a")
+    counts.add("a", range(10, 11), picks(one(0)))
+    counts.finish("a")
+    kept = counts.kept("res-a")
+    assert kept is not None
+    assert kept.tokens == 1
 
 
 def test_kept_counts_of_a_request_that_ended_with_its_first_token_are_of_no_token() -> None:

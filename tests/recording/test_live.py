@@ -57,7 +57,7 @@ class Rig:
         self.fleet_calls = 0
         self.fingerprints = ["f"]
         self.recorder = LiveRecorder(
-            LiveSettings(self.folder, **{"share": 1.0} | settings),
+            LiveSettings(self.folder, **{"share": 1.0, "settle_s": 0.0} | settings),
             self.counts,
             self.decoders.read,
             self.workers,
@@ -185,6 +185,18 @@ async def test_a_request_whose_decoder_kept_nothing_is_left_out_and_counted(rig)
     assert live.counts == {Event.COUNTS_MISSING: 1, Event.COUNTS_RECORDED: 1}
 
 
+async def test_a_decoder_is_not_asked_before_it_can_have_heard_of_a_stop_string(rig):
+    live = rig(settle_s=0.05)
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    live.finish("a")
+    live.finish("b")
+    await live.decoders.asked.wait()
+    assert loop.time() - begin >= 0.05
+    await live.recorder.stop()
+    assert load_counts(live.files[0]).ids == ("a", "b")
+
+
 @pytest.mark.parametrize("decode_grpc", ["", "d:1"])
 async def test_a_request_of_one_token_keeps_its_prompt_counts(rig, decode_grpc):
     """Case 1.14: without a decode leg, or with one that generated the one token and ran none."""
@@ -300,7 +312,15 @@ async def test_the_share_is_drawn_for_each_request(rig):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("share", 0.0), ("share", 1.1), ("file_requests", 0), ("max_bytes", 0), ("queue", 0), ("flush_s", 0.0)],
+    [
+        ("share", 0.0),
+        ("share", 1.1),
+        ("file_requests", 0),
+        ("max_bytes", 0),
+        ("queue", 0),
+        ("flush_s", 0.0),
+        ("settle_s", -1.0),
+    ],
 )
 def test_a_live_setting_out_of_range_is_refused_by_name(tmp_path, field, value):
     with pytest.raises(ValueError, match=field):
