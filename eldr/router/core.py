@@ -22,7 +22,16 @@ from eldr.router.ledger import Ledger
 from eldr.router.messages import Answer, Booked, DecisionMade
 from eldr.router.prefill import choose_prefill
 from eldr.router.settings import RouterSettings
-from eldr.routing.contract import Booking, Decision, DecodeRequest, DecoderView, NoEligibleDecoderError
+from eldr.routing.carried import CarriedBookings
+from eldr.routing.contract import (
+    Booking,
+    Decision,
+    DecodeRequest,
+    DecoderView,
+    NoEligibleDecoderError,
+    Prepares,
+)
+from eldr.routing.predictor import Predictor
 from eldr.routing.locality_band_online import LocalityBandOnline
 from eldr.routing.registry import Sources, available, make_policy
 from eldr.routing.state import DecoderState
@@ -30,6 +39,7 @@ from eldr.routing.step_time import StepTimes, observe
 from eldr.rpc.outcome import Outcome
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
 from eldr.rpc.worker_status import WorkerStatus
+from eldr.signature.expert_signature import ExpertSignature
 
 log = structlog.get_logger()
 
@@ -56,6 +66,7 @@ class RouterCore:
         self.changes: Broadcast[int] = Broadcast(backlog=1)
         """Generations of the fleet; the newest is enough for a slow reader."""
         self.step_times = StepTimes()
+        self.predictor = Predictor()
         self.fleet = Fleet(settings.health, on_end=self._forget)
         self._clock = clock
         self._ledgers: Mapping[WorkerRole, Ledger[Answer]] = {
@@ -63,6 +74,8 @@ class RouterCore:
             WorkerRole.DECODE: Ledger(settings.reservation_ttl_s),
         }
         self._views: dict[str, DecoderView] = {}
+        self._carried: dict[str, CarriedBookings] = {}
+        self._fresh: dict[str, tuple[tuple[Booking, float], ...]] = {}
         self._profile: Profile | None = None
         if profile is not None:
             self._take_profile(profile)
@@ -155,15 +168,26 @@ class RouterCore:
         return decision, self.fleet.member(decision.worker_id).info
 
     def release(
-        self, role: WorkerRole, reservation_id: str, outcome: Outcome, output_tokens: int = 0
+        self,
+        role: WorkerRole,
+        reservation_id: str,
+        outcome: Outcome,
+        output_tokens: int = 0,
+        decoded: ExpertSignature | None = None,
     ) -> bool:
-        """Ends a booking. Idempotent: False where there was none."""
+        """Ends a booking. Idempotent: False where there was none.
+
+        `decoded` are the picks of the tokens that the request decoded, where somebody counted them: the
+        predictor of decode shares learns from them.
+        """
         entry = self._ledgers[role].release(reservation_id, self._clock())
         if entry is None:
             self.counters.add("eldr_releases_unknown_total", role=role.value)
             return False
         if role is WorkerRole.DECODE:
             self._views.pop(entry.worker_id, None)
+            if decoded is not None and entry.booking.signature is not None:
+                self.predictor.observe(entry.booking.signature, decoded.counts, decoded.covered_tokens)
         self.counters.add("eldr_releases_total", role=role.value, outcome=outcome.value)
         self.counters.add("eldr_output_tokens_total", output_tokens)
         return True
@@ -184,9 +208,15 @@ class RouterCore:
                     max_num_seqs=member.info.max_num_seqs,
                     ineligible=ineligible,
                     group=member.info.engine_version,
+                    fresh=self._fresh.get(worker_id, ()),
                 )
             out.append(view)
         return tuple(out)
+
+    def prepare(self) -> None:
+        """Does what the next decision would begin with; to be called once a call has been answered."""
+        if isinstance(self._policy, Prepares) and self.fleet.geometry is not None:
+            self._policy.prepare(self.views(), self.fleet.geometry.shape)
 
     # Fleet.
 
@@ -225,7 +255,10 @@ class RouterCore:
         if result is not Report.ACCEPTED or member is None:
             return result
         self._views.pop(state.worker_id, None)
-        self._ledgers[WorkerRole.DECODE].carry(state.worker_id, state.reservation_ids, now_s)
+        ledger = self._ledgers[WorkerRole.DECODE]
+        ledger.carry(state.worker_id, state.reservation_ids, now_s)
+        carried = self._carried.setdefault(state.worker_id, CarriedBookings())
+        self._fresh[state.worker_id] = carried.report(previous, state, ledger.bookings(state.worker_id))
         seen = observe(previous, state, member.info.geometry.experts)
         if seen is not None:
             self.step_times.model(member.info.engine_version).observe(seen)
@@ -333,7 +366,7 @@ class RouterCore:
         self.live = LiveLocality(profile, Centroids(profile.centroids))
 
     def _sources(self) -> Sources:
-        return Sources(self.settings.seed, self.step_times, self._profile, self.live)
+        return Sources(self.settings.seed, self.step_times, self._profile, self.live, self.predictor)
 
     def _require_model(self, model: str) -> None:
         served = {member.info.served_model for member in self.fleet.members()}
@@ -361,6 +394,9 @@ class RouterCore:
 
     def _forget(self, worker_id: str) -> None:
         self._views.pop(worker_id, None)
+        self._carried.pop(worker_id, None)
+        self._fresh.pop(worker_id, None)
+        self.step_times.forget(worker_id)
         for ledger in self._ledgers.values():
             dropped = ledger.drop_worker(worker_id)
             if dropped:

@@ -98,6 +98,7 @@ class Links:
                         async for state in _each_within(reports, self._core.settings.health.dead_s):
                             if state.worker_id != info.worker_id or self._core.report(state) in FOREIGN:
                                 break
+                            self._core.prepare()
                             backoff.reset()
                     await backoff.wait()
                     # The process behind the address may be another one by now.

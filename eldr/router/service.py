@@ -1,5 +1,6 @@
 """The gRPC services of the router: messages in, the core, messages out."""
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator
@@ -65,6 +66,7 @@ class RouterServicer(routing_pb2_grpc.RouterServiceServicer):  # type: ignore[mi
             request.prefill_reservation_id,
         )
         assert booked.decision is not None
+        asyncio.get_running_loop().call_soon(self._core.prepare)
         return routing_pb2.ReserveDecodeResponse(
             reservation_id=booked.reservation_id,
             decision=encode_decision(booked.decision, encode_worker_ref(booked.worker)),

@@ -1,8 +1,8 @@
 """The whole contract of a policy: `select(request, fleet) -> Decision`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, overload, runtime_checkable
 
 from eldr.routing.state import DecoderState
 from eldr.signature.expert_signature import ExpertSignature
@@ -53,7 +53,8 @@ class DecoderView:
 
     `bookings` are all of the router's own requests in flight there. `ineligible` is the reason why the
     decoder takes no work now ("draining", "dead", "stale 3.2 s", ...), empty when it does. Decoders of one
-    `group` have the same step times.
+    `group` have the same step times. `fresh` are bookings that the last report contains but whose experts its
+    hit frequency holds only in part, with the share still missing (see `carried`); fixed until the next report.
 
     Derived: `unreported` are the bookings that the last report does not contain. `in_flight` is what the
     decoder reported, requests of other routers included, plus the unreported ones, and never less than the
@@ -66,6 +67,7 @@ class DecoderView:
     max_num_seqs: int = 0
     ineligible: str = ""
     group: str = ""
+    fresh: tuple[tuple[Booking, float], ...] = ()
     unreported: tuple[Booking, ...] = field(init=False)
     in_flight: int = field(init=False)
 
@@ -88,15 +90,66 @@ class Candidate:
     in_flight: int
 
 
+class LazyCandidates(Sequence[Candidate]):
+    """Candidates that are made when somebody reads them, so that a decision does not wait for its reasons.
+
+    `make` must depend on nothing that changes. Equal to the tuple of its candidates.
+    """
+
+    __slots__ = ("_made", "_make")
+
+    def __init__(self, make: Callable[[], tuple[Candidate, ...]]) -> None:
+        self._make = make
+        self._made: tuple[Candidate, ...] | None = None
+
+    def _all(self) -> tuple[Candidate, ...]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Candidate, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Candidate | tuple[Candidate, ...]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which decoder, out of which candidates, and why. `fallback` names the fallback taken, empty for none."""
+    """Which decoder, out of which candidates, and why. `fallback` names the fallback taken, empty for none.
+
+    `candidates` is a tuple or `LazyCandidates`.
+    """
 
     worker_id: str
     policy: str
     reason: str
-    candidates: tuple[Candidate, ...] = ()
+    candidates: Sequence[Candidate] = ()
     fallback: str = ""
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A policy that can do part of its next decision before there is a request."""
+
+    def prepare(self, fleet: tuple[DecoderView, ...], shape: tuple[int, int]) -> None:
+        """Brings its caches up to date with the fleet; `shape` is that of signatures. Changes no decision."""
+        ...
 
 
 class Policy(Protocol):

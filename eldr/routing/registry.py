@@ -11,6 +11,7 @@ from eldr.routing.locality_band import LocalityBand
 from eldr.routing.locality_band_online import LocalityBandOnline
 from eldr.routing.options import Option, resolve
 from eldr.routing.p2c import PowerOfTwoChoices
+from eldr.routing.predictor import Predictor
 from eldr.routing.random_choice import RandomChoice
 from eldr.routing.round_robin import RoundRobin
 from eldr.routing.step_time import StepTimes
@@ -30,6 +31,7 @@ class Sources:
     step_times: StepTimes = field(default_factory=StepTimes)
     locality: Locality | None = None
     live: LiveLocality | None = None
+    predictor: Predictor = field(default_factory=Predictor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ POLICIES: Mapping[str, PolicyKind] = {
         needs_live=True,
     ),
     UnionCost.name: PolicyKind(
-        lambda sources, options: UnionCost(sources.step_times, options, sources.seed), UnionCost.OPTIONS
+        lambda sources, options: UnionCost(sources.step_times, options, sources.seed, sources.predictor),
+        UnionCost.OPTIONS,
     ),
 }
 

@@ -7,7 +7,6 @@ import numpy.typing as npt
 
 from eldr.signature.geometry import ModelGeometry
 
-
 _BYTES, _LARGEST = 4, (1 << 32) - 1
 """Of the unsigned integers that counts are kept in."""
 
@@ -72,7 +71,11 @@ class ExpertSignature:
 
         float32 [layers, experts]; all zero where no token is covered.
         """
-        out = self.counts.astype(np.float32)
+        # Signed integers convert at once, unsigned ones do not; every count fits both.
+        signed = self.covered_tokens * self.top_k < 1 << 31
+        out: npt.NDArray[np.float32] = (self.counts.view(np.int32) if signed else self.counts).astype(
+            np.float32
+        )
         out *= np.float32(1.0 / max(1, self.covered_tokens))
         return np.minimum(out, np.float32(1.0), out=out)
 

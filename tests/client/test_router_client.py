@@ -188,7 +188,7 @@ async def test_the_fleet_and_the_policy_can_be_run_from_here(routers):
         assert await client.remove("d0")
         assert not await client.remove("d0")
         status = await client.set_policy("union-cost", {"power": 8})
-        assert status.options == {"tail_guard": 0.05, "power": 8.0, "max_load_ratio": 2.0}
+        assert status.options["power"] == 8.0
         now = await client.get_policy()
         assert now.policy == "union-cost"
         assert "jsq" in now.available

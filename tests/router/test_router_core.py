@@ -231,7 +231,8 @@ def test_frequencies_of_another_shape_are_dropped_and_counted(rig):
 def test_the_policy_switches_at_run_time_and_bookings_stay(rig):
     rig.reserve("r0")
     rig.core.set_policy("union-cost", {"tail_guard": 0.2})
-    assert rig.core.policy == ("union-cost", {"tail_guard": 0.2, "power": 0.0, "max_load_ratio": 2.0})
+    assert rig.core.policy[0] == "union-cost"
+    assert rig.core.policy[1]["tail_guard"] == 0.2
     assert sum(rig.loads().values()) == 1
     with pytest.raises(PolicyError, match="needs a profile"):
         rig.core.set_policy("locality-band", {})

@@ -99,7 +99,7 @@ def test_two_reports_give_the_means_of_the_time_between():
     before = report(100, 1600, 48_000.0, 5.0)
     after = report(110, 1800, 56_000.0, 5.9)
     assert observe(before, after, experts=128) == Observation(
-        20.0, pytest.approx(40 / 128), pytest.approx(0.09), 10
+        20.0, pytest.approx(40 / 128), pytest.approx(0.09), 10, worker_id="d0"
     )
 
 
@@ -112,7 +112,9 @@ def test_without_an_earlier_report_of_the_process_the_last_step_counts():
     now = report(3, 9, 60.0, 0.2, batch_last=4, union_last=12.8, step_time_last_s=0.05)
     other_process = report(90, 900, 9000.0, 9.0, incarnation="i0")
     for previous in (None, other_process):
-        assert observe(previous, now, experts=128) == Observation(4.0, pytest.approx(0.1), 0.05, 1)
+        assert observe(previous, now, experts=128) == Observation(
+            4.0, pytest.approx(0.1), 0.05, 1, worker_id="d0"
+        )
 
 
 def test_what_cannot_be_is_not_learned_from():

@@ -43,7 +43,7 @@ def test_the_score_is_the_marginal_cost_of_the_formula():
     q = fake_signature((0, 1, 2, 3), tokens=32).shares()
     step = fit.base_s + fit.per_request_s * 3 + fit.per_union_s * hit.mean()
     added = fit.per_request_s + fit.per_union_s * ((1 - hit) * q).mean()
-    decision = union_cost().select(request("r", fake_signature((0, 1, 2, 3), tokens=32)), fleet)
+    decision = union_cost(power=1).select(request("r", fake_signature((0, 1, 2, 3), tokens=32)), fleet)
     assert scores(decision)["d0"] == pytest.approx(step + added + 3 * added, rel=1e-5)
 
 
@@ -117,10 +117,10 @@ def test_a_decoder_over_the_tail_guard_is_left_out_and_said_so():
     slow = view("d0", 10, hit_frequency=touching(*range(8)))
     quick = view("d1", 10, hit_frequency=touching(0, 1, 2, 3))
     fleet = (slow, quick)
-    guarded = union_cost().select(request("r", fake_signature((4, 5))), fleet)
+    guarded = union_cost(power=1, tail_guard=0.05).select(request("r", fake_signature((4, 5))), fleet)
     assert guarded.worker_id == "d1"
     reasons = {c.worker_id: c.reason for c in guarded.candidates}
-    assert reasons["d0"].endswith("over the tail guard")
+    assert reasons["d0"].endswith("the tail guard")
 
 
 def test_the_guard_never_leaves_nobody():
