@@ -16,8 +16,10 @@ VERBS = {
     "explain": "Score every decoder for a prompt, with reasons.",
     "fit": "Turn recorded counts into a profile.",
     "gateway": "Serve the OpenAI API in front of prefill and decode workers.",
+    "inspect": "Show what a profile holds, in words, as JSON and in pictures.",
     "patch": "Apply, check or revert the vLLM patches.",
     "policy": "Show or change the routing policy of a running router.",
+    "refit": "Cluster newer counts, or for another number of decoders, in a profile's space.",
     "router": "Serve routing decisions over gRPC.",
     "workers": "List, drain or remove the workers of a running router.",
 }

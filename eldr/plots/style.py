@@ -20,7 +20,7 @@ SEQUENTIAL = "cividis"
 
 _SIZE_INCHES = (7.2, 4.5)
 _DPI = 160
-_TITLE_WIDTH = 78
+_TITLE_LETTERS_PER_INCH = 11
 
 
 class MissingMatplotlibError(RuntimeError):
@@ -40,7 +40,8 @@ def figure(title: str, size_inches: tuple[float, float] = _SIZE_INCHES) -> "tupl
     made = Figure(figsize=size_inches, dpi=_DPI, layout="constrained")
     FigureCanvasAgg(made)
     axes = made.add_subplot()
-    axes.set_title(textwrap.fill(title, _TITLE_WIDTH), loc="left", fontsize=11, fontweight="bold")
+    wrapped = textwrap.fill(title, int(_TITLE_LETTERS_PER_INCH * size_inches[0]))
+    made.suptitle(wrapped, x=0.01, ha="left", fontsize=11, fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
     return made, axes

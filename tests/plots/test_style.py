@@ -8,7 +8,7 @@ from eldr.plots import style
 def test_a_figure_says_its_finding_and_uses_no_pyplot_state():
     before = "matplotlib.pyplot" in sys.modules
     made, axes = style.figure("what was found")
-    assert axes.get_title(loc="left") == "what was found"
+    assert made.get_suptitle() == "what was found"
     assert made.axes == [axes]
     assert ("matplotlib.pyplot" in sys.modules) is before
 
