@@ -94,6 +94,7 @@ class LiveRecorder:
         self._queue: asyncio.Queue[tuple[float, FinishedRequest]] = asyncio.Queue(settings.queue)
         self._rows: list[RequestCounts] = []
         self._moe_layers: dict[str, tuple[int, ...]] = {}
+        self._joining = 0
         self._files = 0
         self._process = uuid.uuid4().hex[:8]
         self._task: asyncio.Task[None] | None = None
@@ -124,7 +125,7 @@ class LiveRecorder:
             async with asyncio.timeout(STOP_S):
                 await self._queue.join()
         except TimeoutError:
-            self._counts[Event.COUNTS_DROPPED] += self._queue.qsize()
+            self._counts[Event.COUNTS_DROPPED] += self._queue.qsize() + self._joining
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
@@ -141,12 +142,14 @@ class LiveRecorder:
                 await self._write()
                 due = loop.time() + self._settings.flush_s
                 continue
+            self._joining = 1
             try:
                 await asyncio.sleep(max(0.0, settled_s - loop.time()))
                 await self._take(finished)
                 if len(self._rows) >= self._settings.file_requests:
                     await self._write()
                     due = loop.time() + self._settings.flush_s
+                self._joining = 0
             finally:
                 self._queue.task_done()
 

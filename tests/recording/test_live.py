@@ -173,7 +173,7 @@ async def test_a_stop_does_not_wait_for_a_decoder_that_never_answers(rig, monkey
     live.finish("c")
     await live.recorder.stop()
     assert load_counts(live.files[0]).ids == ("a",)
-    assert live.counts[Event.COUNTS_DROPPED] == 1
+    assert live.counts[Event.COUNTS_DROPPED] == 2
 
 
 async def test_a_request_whose_decoder_kept_nothing_is_left_out_and_counted(rig):
