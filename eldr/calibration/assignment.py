@@ -137,22 +137,26 @@ class _Flow:
         self.edge = np.full((clusters + 1, clusters + 1), np.inf)
         self.mover = np.full((clusters, clusters), -1)
         for k in range(clusters):
-            self._renew(k)
+            self._renew_drain(k)
+            self._renew(k, np.delete(np.arange(clusters), k))
 
-    def _renew(self, k: int) -> None:
-        """Recomputes the edges that leave and enter the drain at k, and those of k's rows."""
-        clusters, members = self.clusters, self.members[k]
-        self.edge[k, clusters] = 0.0 if self.drained[k] < self.high[k] else np.inf
-        self.edge[clusters, k] = 0.0 if self.drained[k] > self.low[k] else np.inf
+    def _renew_drain(self, k: int) -> None:
+        """Recomputes k's edges to and from the drain."""
+        self.edge[k, self.clusters] = 0.0 if self.drained[k] < self.high[k] else np.inf
+        self.edge[self.clusters, k] = 0.0 if self.drained[k] > self.low[k] else np.inf
+
+    def _renew(self, k: int, others: Ints) -> None:
+        """Recomputes the edges from k to these other clusters."""
+        members = self.members[k]
         if not len(members):
-            self.edge[k, :clusters] = np.inf
+            self.edge[k, others] = np.inf
+            self.mover[k, others] = -1
             return
-        loss = self.costs[members]
-        loss -= loss[:, k, None].copy()
+        loss = self.costs[members[:, None], others]
+        loss -= self.costs[members, k][:, None]
         cheapest = loss.argmin(axis=0)
-        self.edge[k, :clusters] = loss[cheapest, np.arange(clusters)]
-        self.edge[k, k] = np.inf
-        self.mover[k] = members[cheapest]
+        self.edge[k, others] = loss[cheapest, np.arange(len(others))]
+        self.mover[k, others] = members[cheapest]
 
     def solved(self) -> Assignment:
         while (self.excess > 0).any():
@@ -162,11 +166,29 @@ class _Flow:
         return Assignment(self.labels.astype(np.int64), cost, price)
 
     def _augment(self) -> None:
-        """Sends a unit along a shortest path from an excess to a deficit."""
+        """Sends units from excesses to deficits along paths of one shortest-path tree.
+
+        With prices lowered by the distances every edge of the tree has reduced cost 0, so that a unit along any of
+        its paths keeps the invariant, as long as the edges are still there for the next path.
+        """
+        distance, previous = self._distances()
+        reached = np.isfinite(distance)
+        self.price -= np.where(reached, distance, distance[reached].max())
+        tree = self.edge.copy()
+        ends = np.flatnonzero((self.excess < 0) & reached)
+        for end in ends[np.argsort(distance[ends], kind="stable")]:
+            path = [int(end)]
+            while previous[path[-1]] >= 0:
+                path.append(int(previous[path[-1]]))
+            path.reverse()
+            if self.excess[path[0]] > 0 and (self.edge[path[:-1], path[1:]] <= tree[path[:-1], path[1:]]).all():
+                self._send(path)
+
+    def _distances(self) -> tuple[Floats, Ints]:
+        """Length of a shortest path from any excess to each node, and the node before it there (-1: none)."""
         reduced = self.edge + self.price[None, :] - self.price[:, None]
         np.maximum(reduced, 0.0, out=reduced)
-        sources = self.excess > 0
-        distance = np.where(sources, 0.0, np.inf)
+        distance = np.where(self.excess > 0, 0.0, np.inf)
         previous = np.full(len(distance), -1)
         while True:
             through = distance[:, None] + reduced
@@ -174,33 +196,36 @@ class _Flow:
             shorter = through[via, np.arange(len(via))]
             better = shorter < distance
             if not better.any():
-                break
+                return distance, previous
             distance[better] = shorter[better]
             previous[better] = via[better]
-        ends = np.flatnonzero(self.excess < 0)
-        end = int(ends[distance[ends].argmin()])
-        self.price -= np.minimum(distance, distance[end])
-        path = [end]
-        while previous[path[-1]] >= 0:
-            path.append(int(previous[path[-1]]))
-        path.reverse()
-        self.excess[path[0]] -= 1
-        self.excess[end] += 1
-        self._send(path)
 
     def _send(self, path: list[int]) -> None:
+        self.excess[path[0]] -= 1
+        self.excess[path[-1]] += 1
         moves = []
         for here, there in pairwise(path):
             if there == self.clusters:
                 self.drained[here] += 1
+                self._renew_drain(here)
             elif here == self.clusters:
                 self.drained[there] -= 1
+                self._renew_drain(there)
             else:
                 moves.append((int(self.mover[here, there]), here, there))
         for row, here, there in moves:
-            self.labels[row] = there
-            self.members[here] = self.members[here][self.members[here] != row]
-            self.members[there] = np.append(self.members[there], row)
-        for node in path:
-            if node != self.clusters:
-                self._renew(node)
+            self._move(row, here, there)
+
+    def _move(self, row: int, here: int, there: int) -> None:
+        self.labels[row] = there
+        members = self.members[here]
+        self.members[here] = members[members != row]
+        orphaned = np.flatnonzero(self.mover[here] == row)
+        if orphaned.size:
+            self._renew(here, orphaned)
+        self.members[there] = np.append(self.members[there], row)
+        loss = self.costs[row] - self.costs[row, there]
+        cheaper = loss < self.edge[there, :-1]
+        cheaper[there] = False
+        self.edge[there, :-1][cheaper] = loss[cheaper]
+        self.mover[there, cheaper] = row

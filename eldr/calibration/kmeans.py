@@ -19,6 +19,7 @@ SCREEN_ROWS = 2_000
 
 _UNIT_TOLERANCE = 1e-3
 _DISTINCT_DECIMALS = 6
+_DISTINCT_COLUMNS = 64
 _LEAST_GAIN = 1e-12
 
 
@@ -156,15 +157,28 @@ class _Space:
 
     def __init__(self, rows: Float32Array) -> None:
         self._rows = rows
+        self._labels: Ints | None = None
+        self._sums = np.empty((0, 0))
 
     def cosines(self, labels: Ints, previous: Float32Array) -> Float32Array:
         """Cosines [rows, clusters] with the clusters' means; a column whose rows cancel out stays as it was."""
-        sums = _sums(self._rows, labels, previous.shape[1])
+        sums = self._sums_of(labels, previous.shape[1]).copy()
         norms = np.linalg.norm(sums, axis=1)
         usable = norms > _UNIT_TOLERANCE
         sums[usable] /= norms[usable, None]
         cosines = self._rows @ sums.astype(np.float32).T
         return cosines if usable.all() else np.where(usable, cosines, previous)
+
+    def _sums_of(self, labels: Ints, clusters: int) -> Floats:
+        """Sums of the clusters' rows; where few labels changed since the last call, from the rows that moved."""
+        moved = None if self._labels is None else np.flatnonzero(labels != self._labels)
+        if self._labels is None or moved is None or len(moved) > len(labels) // 4:
+            self._sums = _sums(self._rows, labels, clusters)
+        else:
+            change = _membership(labels[moved], clusters) - _membership(self._labels[moved], clusters)
+            self._sums = self._sums + change.T @ self._rows[moved]
+        self._labels = labels
+        return self._sums
 
 
 class _GramSpace:
@@ -224,10 +238,17 @@ def _check(rows: Float32Array, clusters: int, restarts: int, max_iterations: int
 
 
 def _count_distinct(rows: Float32Array) -> int:
-    def digest(row: Float32Array) -> bytes:
-        return hashlib.blake2b((np.round(row, _DISTINCT_DECIMALS) + 0.0).tobytes(), digest_size=16).digest()
+    """Distinct rows, to _DISTINCT_DECIMALS; only rows that agree in a few columns are compared in all."""
 
-    return len({digest(row) for row in rows})
+    def digests(some: Float32Array) -> list[bytes]:
+        rounded = np.round(some, _DISTINCT_DECIMALS) + 0.0
+        return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rounded]
+
+    few = np.ascontiguousarray(rows[:, :: -(-rows.shape[1] // _DISTINCT_COLUMNS)])
+    groups: dict[bytes, list[int]] = {}
+    for row, digest in enumerate(digests(few)):
+        groups.setdefault(digest, []).append(row)
+    return sum(1 if len(alike) == 1 else len(set(digests(rows[alike]))) for alike in groups.values())
 
 
 def _plus_plus(
