@@ -31,8 +31,8 @@ from eldr.routing.contract import (
     NoEligibleDecoderError,
     Prepares,
 )
-from eldr.routing.predictor import Predictor
 from eldr.routing.locality_band_online import LocalityBandOnline
+from eldr.routing.predictor import Predictor
 from eldr.routing.registry import Sources, available, make_policy
 from eldr.routing.state import DecoderState
 from eldr.routing.step_time import StepTimes, observe

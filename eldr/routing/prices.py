@@ -71,7 +71,9 @@ class Prices:
         self.open = self.within_load(table.able & ~self.broken)
         self.scale_s = float(self.step_s.mean())
         self.more = self.load + 1.0
-        self.before = np.where(self.open, self.load * (self.step_s / self.scale_s) ** self.power, -np.inf)
+        powered = np.power(self.step_s / self.scale_s, self.power)
+        before: Floats = np.where(self.open, self.load * powered, -np.inf)
+        self.before = before
         return True
 
     def cost(self, after_s: Floats) -> Floats:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from eldr.routing.contract import Policy, PolicyError
+from eldr.routing.domain import Domain
 from eldr.routing.jsq import JoinShortestQueue
 from eldr.routing.locality import LiveLocality, Locality
 from eldr.routing.locality_band import LocalityBand
@@ -49,6 +50,7 @@ POLICIES: Mapping[str, PolicyKind] = {
     RoundRobin.name: PolicyKind(lambda _, __: RoundRobin()),
     JoinShortestQueue.name: PolicyKind(lambda sources, _: JoinShortestQueue(sources.seed)),
     PowerOfTwoChoices.name: PolicyKind(lambda sources, _: PowerOfTwoChoices(sources.seed)),
+    Domain.name: PolicyKind(lambda sources, options: Domain(options, sources.seed), Domain.OPTIONS),
     LocalityBand.name: PolicyKind(
         lambda sources, options: LocalityBand(sources.locality, options, sources.seed),
         LocalityBand.OPTIONS,

@@ -194,7 +194,7 @@ def test_the_default_needs_no_profile():
     ("name", "options", "says"),
     [
         ("jqs", {}, "did you mean 'jsq'"),
-        ("zzz", {}, "known: jsq, locality-band"),
+        ("zzz", {}, "known: domain, jsq, locality-band"),
         ("jsq", {"tau": 1.0}, "unknown option 'tau', it takes none"),
         ("locality-band", {"tau": 3.0}, "tau must be 0 to 2, got 3"),
         ("union-cost", {"power": math.nan}, "power must be 0 to 32, got nan"),
