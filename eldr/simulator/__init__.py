@@ -1,0 +1,1 @@
+"""Event simulation of a prefill/decode fleet behind the real router core and the real policies."""

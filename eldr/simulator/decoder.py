@@ -1,0 +1,212 @@
+"""A simulated decoder: continuous batching with a step time that follows the batch and its expert union."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from eldr.routing.state import DecoderState, DecoderTotals
+from eldr.simulator.step_time import StepTime
+from eldr.simulator.world import Prompt
+
+WINDOW_STEPS = 16
+_LEAST_LEFT = 1e-6
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A request in a decoder. Times are NaN until they are known."""
+
+    request_id: str
+    prompt: Prompt
+    output_tokens: int
+    left: int = 0
+    done: int = 0
+    joined_s: float = float("nan")
+    first_s: float = float("nan")
+    last_s: float = float("nan")
+
+
+@dataclass(slots=True)
+class Totals:
+    """Running sums, as a decoder reports them."""
+
+    steps: int = 0
+    tokens: int = 0
+    union_tokens: float = 0.0
+    step_time_s: float = 0.0
+
+
+@dataclass(eq=False)
+class SimDecoder:
+    """Steps between two changes of the batch are alike, so that they are taken together.
+
+    A request joins at the end of the step that runs when it arrives, and waits where `max_num_seqs` run. With
+    expected unions a step's union is the sum over experts of 1 - prod(1 - share), mean over layers; with routes it is
+    that of the picks of every step.
+    """
+
+    worker_id: str
+    step_time: StepTime
+    shape: tuple[int, int]
+    max_num_seqs: int
+    exact: bool = False
+    running: dict[str, Running] = field(default_factory=dict)
+    waiting: deque[Running] = field(default_factory=deque)
+    totals: Totals = field(default_factory=Totals)
+    failed: bool = False
+    version: int = 0
+    """Grows with each change of plan, so that events planned before are void."""
+
+    def __post_init__(self) -> None:
+        self._log_left = np.zeros(self.shape, np.float64)
+        self._hit = np.zeros(self.shape, np.float32)
+        self._mean = np.zeros(self.shape, np.float32)
+        self._begun_s = 0.0
+        self._step_s = 0.0
+        self._union = 0.0
+        self._taken = 0
+        self._sequence = 0
+        self._last_batch = 0
+        self._last_union = 0.0
+        self._last_step_s = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that run or wait."""
+        return len(self.running) + len(self.waiting)
+
+    def arrive(self, request: Running, now_s: float) -> None:
+        """A request and its KV are there."""
+        request.left = request.output_tokens
+        self.waiting.append(request)
+        if not self.running:
+            self._advance(now_s, 0)
+            self._admit(now_s)
+
+    def next_change_s(self) -> float:
+        """When the batch changes next: a request ends, or one that waits may join. Infinite where nothing runs."""
+        if not self.running:
+            return float("inf")
+        steps = min(request.left for request in self.running.values())
+        if self.exact:
+            steps = 1
+        return self._begun_s + steps * self._step_s
+
+    def boundary_s(self, now_s: float) -> float:
+        """End of the step that runs at `now_s`, when a request that arrived may join."""
+        elapsed = max(0.0, now_s - self._begun_s)
+        steps = max(1, int(np.ceil(elapsed / self._step_s - 1e-9)))
+        return self._begun_s + steps * self._step_s
+
+    def advance(self, now_s: float) -> list[Running]:
+        """Takes all steps up to `now_s`, which ends one; returns the requests that ended with it."""
+        if not self.running:
+            return []
+        steps = round((now_s - self._begun_s) / self._step_s)
+        self._advance(now_s, steps)
+        ended = [request for request in self.running.values() if request.left <= 0]
+        for request in ended:
+            request.last_s = now_s
+            del self.running[request.request_id]
+            self._leave(request)
+        self._admit(now_s)
+        return ended
+
+    def drop_all(self) -> list[Running]:
+        """The decoder died: what it had."""
+        lost = [*self.running.values(), *self.waiting]
+        self.running.clear()
+        self.waiting.clear()
+        self._log_left[:] = 0.0
+        self.failed = True
+        self.version += 1
+        return lost
+
+    def report(self, now_s: float, age_s: float = 0.0) -> DecoderState:
+        """What its scheduler advertises at this time: whole steps only."""
+        self._fold(now_s)
+        self._sequence += 1
+        totals = self.totals
+        ran = totals.steps > 0
+        return DecoderState(
+            self.worker_id,
+            f"{self.worker_id}-1",
+            self._sequence,
+            age_s=age_s,
+            running=len(self.running),
+            waiting=len(self.waiting),
+            kv_tokens=sum(r.prompt.signature.tokens + r.done for r in self.running.values()),
+            step_time_ewma_s=self._last_step_s,
+            step_time_last_s=self._last_step_s,
+            batch_last=self._last_batch,
+            union_last=self._last_union,
+            hit_frequency=np.clip(self._hit, 0.0, 1.0) if ran else None,
+            reservation_ids=frozenset([*self.running, *(request.request_id for request in self.waiting)]),
+            totals=DecoderTotals(totals.steps, totals.tokens, totals.union_tokens, totals.step_time_s),
+        )
+
+    def _fold(self, now_s: float) -> None:
+        """Takes the whole steps before `now_s` without changing the batch."""
+        if self.running and self._step_s > 0:
+            steps = int((now_s - self._begun_s) / self._step_s + 1e-9)
+            if steps > 0:
+                most = min(request.left for request in self.running.values()) - 1
+                self._advance(self._begun_s + min(steps, most) * self._step_s, min(steps, most))
+
+    def _advance(self, now_s: float, steps: int) -> None:
+        if steps > 0 and self.running:
+            batch = len(self.running)
+            for request in self.running.values():
+                if request.done == 0:
+                    request.first_s = self._begun_s + self._step_s
+                request.done += steps
+                request.left -= steps
+            totals = self.totals
+            totals.steps += steps
+            totals.tokens += steps * batch
+            totals.union_tokens += steps * batch * self._union
+            totals.step_time_s += steps * self._step_s
+            keep = (1.0 - 1.0 / WINDOW_STEPS) ** steps
+            self._hit *= keep
+            self._hit += (1.0 - keep) * self._mean
+            self._last_batch, self._last_union, self._last_step_s = batch, self._union, self._step_s
+        self._begun_s = now_s
+
+    def _admit(self, now_s: float) -> None:
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            request = self.waiting.popleft()
+            request.joined_s = now_s
+            self.running[request.request_id] = request
+            if not self.exact:
+                self._log_left += np.log1p(-np.minimum(request.prompt.shares, 1 - _LEAST_LEFT))
+        self._begun_s = now_s
+        self.version += 1
+        self._plan()
+
+    def _leave(self, request: Running) -> None:
+        if not self.exact:
+            self._log_left -= np.log1p(-np.minimum(request.prompt.shares, 1 - _LEAST_LEFT))
+        if not self.running:
+            self._log_left[:] = 0.0
+
+    def _plan(self) -> None:
+        """Union and time of the next step."""
+        if not self.running:
+            self._step_s = self._union = 0.0
+            return
+        touched = self._touched() if self.exact else -np.expm1(np.minimum(self._log_left, 0.0))
+        self._mean = touched.astype(np.float32)
+        self._union = float(touched.sum()) / self.shape[0]
+        self._step_s = self.step_time.seconds(len(self.running), self._union)
+
+    def _touched(self) -> npt.NDArray[np.bool_]:
+        touched = np.zeros(self.shape, bool)
+        layer = np.arange(self.shape[0])[:, None]
+        for request in self.running.values():
+            routes = request.prompt.routes
+            if routes is None:
+                raise ValueError(f"{request.request_id} has no routes, which exact unions need")
+            touched[layer, routes[request.done % len(routes)]] = True
+        return touched

@@ -1,0 +1,332 @@
+"""One run: arrivals, prefill, the router's decision, KV transfer, decoding, reports. Deterministic by its seed."""
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from eldr.calibration.profile import Profile
+from eldr.router.core import RouterCore
+from eldr.router.errors import NoWorkerError
+from eldr.router.fleet import HealthLimits
+from eldr.router.refit import LiveFit
+from eldr.router.settings import RouterSettings
+from eldr.routing.contract import DecodeRequest
+from eldr.rpc.outcome import Outcome
+from eldr.rpc.worker_info import WorkerInfo, WorkerRole
+from eldr.signature.expert_signature import ExpertSignature
+from eldr.signature.geometry import ModelGeometry
+from eldr.simulator.decoder import Running, SimDecoder
+from eldr.simulator.step_time import StepTime
+from eldr.simulator.world import FINGERPRINT, Prompt
+
+TICK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request as it reaches the gateway."""
+
+    at_s: float
+    request_id: str
+    prompt: Prompt
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """At a time, decoders join, drain or die. `names` are worker ids."""
+
+    at_s: float
+    kind: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The fleet. `speeds` are decoders' speeds against the step-time model, by worker id.
+
+    A prefill worker takes one prompt at a time, `prefill_tokens_per_s` tokens a second. Reports come every
+    `report_period_s` and are lost with probability `report_loss`; `transfer_s` is between decision and decoder.
+    """
+
+    prefill: int = 8
+    decode: int = 16
+    step_time: StepTime = field(default_factory=lambda: StepTime(8.0, 0.02, 0.14))
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    max_num_seqs: int = 512
+    prefill_tokens_per_s: float = 20_000.0
+    transfer_s: float = 0.005
+    report_period_s: float = 0.5
+    report_delay_s: float = 0.0
+    report_loss: float = 0.0
+    exact: bool = False
+
+    def names(self) -> tuple[str, ...]:
+        """Worker ids of the decoders at the start."""
+        return tuple(decoder_name(i) for i in range(self.decode))
+
+
+def decoder_name(number: int) -> str:
+    """Worker id of a decoder."""
+    return f"decode-{number:03d}"
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """What became of the requests. Every arrival is in exactly one of `finished`, `refused` and `left`."""
+
+    finished: list[tuple[Arrival, Running]] = field(default_factory=list)
+    refused: int = 0
+    retried: int = 0
+    left: int = 0
+    unions: list[tuple[float, float]] = field(default_factory=list)
+    """(time, mean experts per decode step so far, weighted by batch) at each sample."""
+    skew: list[tuple[float, float]] = field(default_factory=list)
+    """(time, largest load over mean load) at each sample."""
+    token_steps: float = 0.0
+    union_tokens: float = 0.0
+    placements: list[tuple[str, str]] = field(default_factory=list)
+
+
+class _Now(Executor):
+    """Runs a job when it is submitted: a refit then takes no simulated time."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  as an executor does; LiveFit reads it
+            future.set_exception(error)
+        return future
+
+
+class Simulation:
+    """`router_seed` seeds the policy's draws, `seed` everything that the world draws here (loss of reports).
+
+    The router under test is the product's own core behind a simulated clock: it sees signatures, its bookings and
+    the last reports, and nothing else.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        policy: str,
+        options: Mapping[str, float],
+        shape: tuple[int, int],
+        top_k: int,
+        *,
+        profile: Profile | None = None,
+        changes: Sequence[Change] = (),
+        refit_on_change: Callable[[int], Profile] | None = None,
+        seed: int = 0,
+        until_s: float = float("inf"),
+        tell_decode_counts: bool = False,
+    ) -> None:
+        self._topology = topology
+        self._changes = changes
+        self._refit_on_change = refit_on_change
+        self._until_s = until_s
+        self._tell = tell_decode_counts
+        self._now_s = 0.0
+        self._rng = np.random.default_rng([seed, 7])
+        self._geometry = ModelGeometry(tuple(range(shape[0])), shape[1], top_k, FINGERPRINT)
+        # Lost reports are the scenario's: no decoder counts as dead for them.
+        settings = RouterSettings(
+            policy=policy,
+            policy_options=options,
+            reservation_ttl_s=1e6,
+            health=HealthLimits(stale_s=30.0, dead_s=60.0),
+            seed=seed,
+        )
+        self.core = RouterCore(settings, profile, clock=lambda: self._now_s)
+        self._live = LiveFit(self.core, _Now())
+        self._decoders: dict[str, SimDecoder] = {}
+        self._arrivals: dict[str, Arrival] = {}
+        self._on: dict[str, str] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._prefill_free_s = [0.0] * topology.prefill
+        self.outcomes = Outcomes()
+
+    def run(self, arrivals: Sequence[Arrival], progress: Callable[[float], None] = lambda _: None) -> Outcomes:
+        """Runs until every request has ended; `progress` hears the simulated time."""
+        for name in self._topology.names():
+            self._join(name)
+        for change in self._changes:
+            self._at(change.at_s, lambda change=change: self._change(change))  # type: ignore[misc]
+        for arrival in arrivals:
+            self._at(arrival.at_s, lambda arrival=arrival: self._arrive(arrival))  # type: ignore[misc]
+        self._open = len(arrivals)
+        self._at(0.0, self._tick)
+        while self._open and self._events:
+            at_s, _, event = heapq.heappop(self._events)
+            if at_s > self._until_s:
+                break
+            self._now_s = at_s
+            event()
+            progress(at_s)
+        self.outcomes.left = self._open
+        self._sum_up()
+        return self.outcomes
+
+    def _at(self, at_s: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (at_s, next(self._order), event))
+
+    # Requests
+
+    def _arrive(self, arrival: Arrival) -> None:
+        self._arrivals[arrival.request_id] = arrival
+        free = self._prefill_free_s
+        worker = min(range(len(free)), key=free.__getitem__)
+        took_s = arrival.prompt.signature.tokens / self._topology.prefill_tokens_per_s
+        free[worker] = max(free[worker], self._now_s) + took_s
+        self._at(free[worker], lambda: self._route(arrival))
+
+    def _route(self, arrival: Arrival) -> None:
+        prompt = arrival.prompt
+        request = DecodeRequest(
+            arrival.request_id,
+            prompt.signature,
+            prompt_tokens=prompt.signature.tokens,
+            max_tokens=arrival.output_tokens,
+            domain=prompt.domain,
+        )
+        try:
+            booked = self.core.reserve_decode(request)
+        except NoWorkerError:
+            self.outcomes.refused += 1
+            self._open -= 1
+            return
+        name = booked.worker.worker_id
+        self._on[arrival.request_id] = name
+        self.outcomes.placements.append((arrival.request_id, name))
+        running = Running(arrival.request_id, prompt, arrival.output_tokens)
+        self._at(self._now_s + self._topology.transfer_s, lambda: self._decode(name, arrival, running))
+
+    def _decode(self, name: str, arrival: Arrival, running: Running) -> None:
+        decoder = self._decoders[name]
+        if decoder.failed:
+            self._again(arrival)
+            return
+        idle = not decoder.running
+        decoder.arrive(running, self._now_s)
+        if idle:
+            self._plan(decoder)
+        elif len(decoder.running) < decoder.max_num_seqs:
+            version = decoder.version
+            self._at(decoder.boundary_s(self._now_s), lambda: self._step(decoder, version))
+
+    def _step(self, decoder: SimDecoder, version: int) -> None:
+        """A step ends at which the batch may change."""
+        if decoder.version != version or decoder.failed:
+            return
+        for request in decoder.advance(self._now_s):
+            self._finish(request)
+        self._plan(decoder)
+
+    def _plan(self, decoder: SimDecoder) -> None:
+        version, at_s = decoder.version, decoder.next_change_s()
+        if at_s < float("inf"):
+            self._at(at_s, lambda: self._step(decoder, version))
+
+    def _finish(self, request: Running) -> None:
+        decoded = self._decoded(request) if self._tell else None
+        self.core.release(
+            WorkerRole.DECODE, request.request_id, Outcome.COMPLETED, request.output_tokens, decoded
+        )
+        self.outcomes.finished.append((self._arrivals[request.request_id], request))
+        self._open -= 1
+
+    def _decoded(self, request: Running) -> ExpertSignature:
+        """What the decoder would have counted: the true shares, as whole picks."""
+        prompt, tokens = request.prompt, request.output_tokens
+        counts = np.rint(prompt.shares * tokens).astype(np.int64)
+        missing = tokens * prompt.signature.top_k - counts.sum(axis=1)
+        counts[np.arange(len(counts)), counts.argmax(axis=1)] += missing
+        return ExpertSignature(FINGERPRINT, prompt.signature.top_k, tokens, tokens, np.maximum(counts, 0))
+
+    def _again(self, arrival: Arrival) -> None:
+        """Its decoder died: the request is prefilled and placed anew."""
+        self.outcomes.retried += 1
+        self.core.release(WorkerRole.DECODE, arrival.request_id, Outcome.WORKER_ERROR)
+        retry = Arrival(self._now_s, f"{arrival.request_id}+", arrival.prompt, arrival.output_tokens)
+        self._arrive(retry)
+
+    # Fleet
+
+    def _join(self, name: str) -> None:
+        topology = self._topology
+        speed = topology.speeds.get(name, 1.0)
+        step_time = topology.step_time
+        if speed != 1.0:
+            step_time = StepTime(
+                step_time.base_ms, step_time.per_request_ms, step_time.per_expert_ms, speed, step_time.factors
+            )
+        decoder = SimDecoder(name, step_time, self._geometry.shape, topology.max_num_seqs, topology.exact)
+        self._decoders[name] = decoder
+        self.core.register(
+            WorkerInfo(
+                worker_id=name,
+                incarnation=f"{name}-1",
+                role=WorkerRole.DECODE,
+                http_url=f"http://{name}:1",
+                grpc_address=f"{name}:2",
+                geometry=self._geometry,
+                served_model="simulated",
+                block_size=16,
+                engine_version="simulated",
+                max_num_seqs=topology.max_num_seqs,
+            )
+        )
+        offset = float(self._rng.random()) * topology.report_period_s
+        self.core.report(decoder.report(self._now_s))
+        self._at(self._now_s + offset, lambda: self._report(decoder))
+
+    def _report(self, decoder: SimDecoder) -> None:
+        if decoder.failed or decoder.worker_id not in self._decoders:
+            return
+        topology = self._topology
+        if self._rng.random() >= topology.report_loss:
+            state = decoder.report(self._now_s, topology.report_delay_s)
+            if topology.report_delay_s:
+                self._at(self._now_s + topology.report_delay_s, lambda: self._receive(state))
+            else:
+                self._receive(state)
+        self._at(self._now_s + topology.report_period_s, lambda: self._report(decoder))
+
+    def _receive(self, state: Any) -> None:
+        self.core.report(state)
+
+    def _change(self, change: Change) -> None:
+        for name in change.names:
+            if change.kind == "join":
+                self._join(name)
+            elif change.kind == "drain":
+                self.core.drain(name)
+            else:
+                self.core.remove(name)
+                for lost in self._decoders[name].drop_all():
+                    self._again(self._arrivals[lost.request_id])
+        if self._refit_on_change is not None:
+            live = [w for w in self.core.workers() if w.info.role is WorkerRole.DECODE and not w.reason]
+            self.core.load_profile(self._refit_on_change(len(live)))
+
+    def _tick(self) -> None:
+        self.core.tick()
+        self._live.tick(self._now_s)
+        self._live.tick(self._now_s)  # collects what the first one ran
+        loads = [d.in_flight for d in self._decoders.values() if not d.failed]
+        mean = sum(loads) / max(1, len(loads))
+        self.outcomes.skew.append((self._now_s, max(loads, default=0) / mean if mean else 1.0))
+        if self._open:
+            self._at(self._now_s + TICK_S, self._tick)
+
+    def _sum_up(self) -> None:
+        for decoder in self._decoders.values():
+            self.outcomes.token_steps += decoder.totals.tokens
+            self.outcomes.union_tokens += decoder.totals.union_tokens

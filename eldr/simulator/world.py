@@ -1,0 +1,191 @@
+"""The requests of a simulation: a synthetic world with stated locality, or recorded counts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from eldr.calibration.counts import Counts
+from eldr.signature.expert_signature import ExpertSignature
+
+Floats = npt.NDArray[np.float32]
+
+FINGERPRINT = "simulated"
+_AT_A_TIME = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """What one request is made of.
+
+    `signature` is what a prefill worker would hand over; `shares` float32 [layers, experts] the probability that
+    one of its decode steps touches an expert, which no router sees. `routes` uint8 [steps, layers, top_k] are its
+    decode picks where single steps are known.
+    """
+
+    domain: str
+    signature: ExpertSignature
+    shares: Floats
+    routes: npt.NDArray[np.uint8] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorldShape:
+    """The synthetic world's constants. Raises ValueError naming a field out of range.
+
+    A request's logits are a shared part, one of its domain, one of its subdomain and one of its own, each normal with
+    these standard deviations; those of its prefill have a further one. A token takes `top_k` experts.
+    """
+
+    layers: int = 12
+    experts: int = 128
+    top_k: int = 8
+    subdomains: int = 6
+    shared: float = 1.0
+    domain: float = 1.3
+    subdomain: float = 0.8
+    request: float = 0.6
+    prefill: float = 0.6
+    prompt_median: float = 200.0
+    prompt_sigma: float = 0.6
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "experts", "top_k", "subdomains"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.top_k >= self.experts:
+            raise ValueError(f"top_k must be below experts ({self.experts}), got {self.top_k}")
+        for name in ("shared", "domain", "subdomain", "request", "prefill", "prompt_sigma"):
+            if not 0 <= getattr(self, name) < 100:
+                raise ValueError(f"{name} must be 0 to 100, got {getattr(self, name)}")
+        if not self.prompt_median >= 1:
+            raise ValueError(f"prompt_median must be at least 1, got {self.prompt_median}")
+
+
+class SyntheticWorld:
+    """Domains that like different experts. The world is fixed by `seed`; requests are drawn with a generator."""
+
+    def __init__(self, shape: WorldShape, domains: Sequence[str], seed: int = 0) -> None:
+        self.shape = shape
+        self.domains = tuple(domains)
+        size = (shape.layers, shape.experts)
+        rng = np.random.default_rng(seed)
+        shared = rng.normal(0, shape.shared, size)
+        # One stream per domain, so that a domain is the same whatever others there are.
+        self._logits: dict[str, Floats] = {}
+        for index, name in enumerate(self.domains):
+            own = np.random.default_rng([seed, 1 + index])
+            domain = shared + own.normal(0, shape.domain, size)
+            parts = own.normal(0, shape.subdomain, (shape.subdomains, *size))
+            self._logits[name] = (domain + parts).astype(np.float32)
+
+    def draw(self, domains: Sequence[str], rng: np.random.Generator) -> list[Prompt]:
+        """A prompt of each of `domains`, in order."""
+        prompts: list[Prompt] = []
+        for start in range(0, len(domains), _AT_A_TIME):
+            prompts += self._some(domains[start : start + _AT_A_TIME], rng)
+        return prompts
+
+    def _some(self, domains: Sequence[str], rng: np.random.Generator) -> list[Prompt]:
+        shape = self.shape
+        size = (len(domains), shape.layers, shape.experts)
+        part = rng.integers(shape.subdomains, size=len(domains))
+        logits = np.stack([self._logits[name][p] for name, p in zip(domains, part, strict=True)])
+        logits += shape.request * rng.standard_normal(size, np.float32)
+        prefill = logits + shape.prefill * rng.standard_normal(size, np.float32)
+        tokens = np.maximum(1, np.rint(rng.lognormal(np.log(shape.prompt_median), shape.prompt_sigma, len(domains))))
+        tokens = tokens.astype(np.int64)
+        decode = inclusion(logits, shape.top_k)
+        counts = drawn_counts(inclusion(prefill, shape.top_k), tokens, shape.top_k, rng)
+        return [
+            Prompt(
+                name,
+                ExpertSignature(FINGERPRINT, shape.top_k, int(tokens[i]), int(tokens[i]), counts[i]),
+                decode[i],
+            )
+            for i, name in enumerate(domains)
+        ]
+
+
+class RecordedWorld:
+    """Requests of a counts file, drawn with replacement within their domain.
+
+    Requests with a mark in `held` are left out: those that a profile was fitted on. Shares are decode counts over
+    decode tokens. With `routes`, single steps are kept where the file has them.
+    """
+
+    def __init__(self, counts: Counts, routes: bool, held: frozenset[int] = frozenset()) -> None:
+        decoded = counts.decode_tokens
+        self.shape = (counts.layers, counts.experts)
+        self._counts = counts
+        self._tokens = decoded
+        self._routes = routes and counts.decode_ids is not None
+        rows = [row for row in range(counts.requests) if decoded[row] > 0 and row not in held]
+        self._rows: dict[str, list[int]] = {}
+        for row in rows:
+            self._rows.setdefault(counts.domains[row] or "(none)", []).append(row)
+        self.domains = tuple(sorted(self._rows))
+        self._made: dict[int, Prompt] = {}
+
+    def draw(self, domains: Sequence[str], rng: np.random.Generator) -> list[Prompt]:
+        """A recorded request of each of `domains`, in order."""
+        return [self.prompt(self._rows[name][int(rng.integers(len(self._rows[name])))], name) for name in domains]
+
+    def prompt(self, row: int, domain: str) -> Prompt:
+        """The prompt of one row."""
+        if row not in self._made:
+            counts = self._counts
+            tokens = int(counts.prompt_len[row])
+            signature = ExpertSignature(FINGERPRINT, counts.top_k, tokens, tokens, counts.prefill_counts[row])
+            shares = (counts.decode_counts[row] / self._tokens[row]).astype(np.float32)
+            routes = None
+            if self._routes and counts.decode_ids is not None and counts.decode_len is not None:
+                routes = np.asarray(counts.decode_ids[row, : counts.decode_len[row]], np.uint8)
+            self._made[row] = Prompt(domain, signature, np.minimum(shares, 1.0), routes)
+        return self._made[row]
+
+
+World = SyntheticWorld | RecordedWorld
+
+
+def inclusion(logits: Floats, top_k: int) -> Floats:
+    """Probability that a token selects each expert, float32 [..., experts], summing to `top_k`.
+
+    Of `top_k` draws in succession with probabilities softmax(logits): 1 - exp(-r p), r such that they sum to top_k.
+    """
+    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    rate = np.full((*p.shape[:-1], 1), float(top_k), np.float32)
+    for _ in range(6):
+        left = np.exp(-rate * p)
+        missing = top_k - (p.shape[-1] - left.sum(axis=-1, keepdims=True))
+        rate += missing / np.maximum((p * left).sum(axis=-1, keepdims=True), 1e-12)
+    chosen = 1.0 - np.exp(-rate * p)
+    chosen *= top_k / chosen.sum(axis=-1, keepdims=True)
+    return np.minimum(chosen, np.float32(1.0))
+
+
+def drawn_counts(
+    chosen: Floats, tokens: npt.NDArray[np.int64], top_k: int, rng: np.random.Generator
+) -> npt.NDArray[np.int32]:
+    """Counts of `tokens` [requests] tokens, int32 [requests, layers, experts]; every layer sums to tokens * top_k.
+
+    Binomial counts by their normal approximation, then made to sum up at the likeliest experts, one by one.
+    """
+    many = tokens[:, None, None].astype(np.float32)
+    spread = np.sqrt(many * chosen * (1 - chosen))
+    counts = np.rint(many * chosen + spread * rng.standard_normal(chosen.shape, np.float32))
+    counts = np.clip(counts, 0, many).astype(np.int32)
+    order = np.argsort(-chosen, axis=-1)
+    wanted = (tokens * top_k)[:, None]
+    while True:
+        missing = wanted - counts.sum(axis=-1)
+        if not missing.any():
+            return counts
+        ordered = np.take_along_axis(counts, order, -1)
+        step = np.sign(missing)[..., None]
+        room = np.where(step > 0, ordered < tokens[:, None, None], ordered > 0) & (step != 0)
+        turn = np.cumsum(room, axis=-1) <= np.abs(missing)[..., None]
+        ordered += np.where(room & turn, step, 0).astype(np.int32)
+        np.put_along_axis(counts, order, ordered, -1)
