@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -211,6 +211,13 @@ class Profile:
         bad = np.flatnonzero(~(np.abs(norms - 1.0) <= _UNIT_TOLERANCE))
         if bad.size:
             raise ProfileError(f"centroid {bad[0]} must have norm 1, got {norms[bad[0]]:.4g}")
+        for quality in self.quality:
+            if len(quality.order) != len(quality.curve) or not 1 <= len(quality.mask) <= layers:
+                raise ProfileError(
+                    f"quality of {quality.transform}: mask, order and curve contradict each other"
+                )
+            if quality.curve and len(quality.curve) < len(quality.mask):
+                raise ProfileError(f"quality of {quality.transform}: the curve ends before its mask")
         if len(self.clustering.sizes) != len(self.centroids):
             raise ProfileError(
                 f"cluster sizes must be {len(self.centroids)}, got {len(self.clustering.sizes)}"
@@ -223,5 +230,13 @@ def _norm(weighted: Float32Array) -> np.float32 | None:
 
 
 def _record(kind: Callable[..., Record], fields: Mapping[str, Any]) -> Record:
-    """A record from its JSON object; raises TypeError for missing and unknown fields."""
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in dict(fields).items()})
+    """A record from its JSON object; raises TypeError for missing, unknown and mistyped fields."""
+    record = kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in dict(fields).items()})
+    for name, hint in get_type_hints(type(record)).items():
+        value, item = getattr(record, name), get_args(hint)
+        if item and not isinstance(value, tuple):
+            raise TypeError(f"{name} must be a list")
+        allowed = (int, float) if (item[0] if item else hint) is float else (item[0] if item else hint,)
+        if any(type(part) not in allowed for part in (value if item else (value,))):
+            raise TypeError(f"{name} must be {allowed[-1].__name__}{'s' if item else ''}")
+    return record

@@ -80,9 +80,12 @@ def signature_map(profile: Profile, counts: Counts) -> "Figure":
         axes.text(x, y, str(cluster), ha="center", va="center", fontsize=7, zorder=4)
     axes.set_xlabel(f"principal component 1 ({found.explained[0]:.0%} of the variance)")
     axes.set_ylabel(f"principal component 2 ({found.explained[1]:.0%} of the variance)")
+    from matplotlib.collections import PathCollection
+
     legend = made.legend(loc="outside right center", frameon=False, fontsize=8)
     for handle in legend.legend_handles:
-        handle.set_sizes([36])
+        if isinstance(handle, PathCollection):
+            handle.set_sizes([36])
     return made
 
 
