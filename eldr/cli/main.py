@@ -21,6 +21,7 @@ VERBS = {
     "policy": "Show or change the routing policy of a running router.",
     "refit": "Cluster newer counts, or for another number of decoders, in a profile's space.",
     "router": "Serve routing decisions over gRPC.",
+    "simulate": "Compare policies on a modelled fleet.",
     "workers": "List, drain or remove the workers of a running router.",
 }
 

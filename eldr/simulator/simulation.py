@@ -153,7 +153,9 @@ class Simulation:
         self._prefill_free_s = [0.0] * topology.prefill
         self.outcomes = Outcomes()
 
-    def run(self, arrivals: Sequence[Arrival], progress: Callable[[float], None] = lambda _: None) -> Outcomes:
+    def run(
+        self, arrivals: Sequence[Arrival], progress: Callable[[float], None] = lambda _: None
+    ) -> Outcomes:
         """Runs until every request has ended; `progress` hears the simulated time."""
         for name in self._topology.names():
             self._join(name)

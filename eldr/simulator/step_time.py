@@ -46,4 +46,4 @@ MODELS: Mapping[str, StepTime] = {
     "gpt-oss-20b": StepTime(4.0, 0.03, 0.5),
     "cpu-engine": StepTime(11.2, 1.29, 0.65),
 }
-"""By name: the synthetic world's, those of the trace comparisons (facts; 16 U/E of 32 experts), and the CPU engine's."""
+"""By name: the synthetic world's, those of the trace comparisons (16 U/E ms of 32 experts), the CPU engine's."""

@@ -94,7 +94,9 @@ class SyntheticWorld:
         logits = np.stack([self._logits[name][p] for name, p in zip(domains, part, strict=True)])
         logits += shape.request * rng.standard_normal(size, np.float32)
         prefill = logits + shape.prefill * rng.standard_normal(size, np.float32)
-        tokens = np.maximum(1, np.rint(rng.lognormal(np.log(shape.prompt_median), shape.prompt_sigma, len(domains))))
+        tokens = np.maximum(
+            1, np.rint(rng.lognormal(np.log(shape.prompt_median), shape.prompt_sigma, len(domains)))
+        )
         tokens = tokens.astype(np.int64)
         decode = inclusion(logits, shape.top_k)
         counts = drawn_counts(inclusion(prefill, shape.top_k), tokens, shape.top_k, rng)
@@ -130,7 +132,9 @@ class RecordedWorld:
 
     def draw(self, domains: Sequence[str], rng: np.random.Generator) -> list[Prompt]:
         """A recorded request of each of `domains`, in order."""
-        return [self.prompt(self._rows[name][int(rng.integers(len(self._rows[name])))], name) for name in domains]
+        return [
+            self.prompt(self._rows[name][int(rng.integers(len(self._rows[name])))], name) for name in domains
+        ]
 
     def prompt(self, row: int, domain: str) -> Prompt:
         """The prompt of one row."""
@@ -163,7 +167,8 @@ def inclusion(logits: Floats, top_k: int) -> Floats:
         rate += missing / np.maximum((p * left).sum(axis=-1, keepdims=True), 1e-12)
     chosen = 1.0 - np.exp(-rate * p)
     chosen *= top_k / chosen.sum(axis=-1, keepdims=True)
-    return np.minimum(chosen, np.float32(1.0))
+    out: Floats = np.minimum(chosen, np.float32(1.0))
+    return out
 
 
 def drawn_counts(
@@ -175,8 +180,8 @@ def drawn_counts(
     """
     many = tokens[:, None, None].astype(np.float32)
     spread = np.sqrt(many * chosen * (1 - chosen))
-    counts = np.rint(many * chosen + spread * rng.standard_normal(chosen.shape, np.float32))
-    counts = np.clip(counts, 0, many).astype(np.int32)
+    drawn = np.rint(many * chosen + spread * rng.standard_normal(chosen.shape, np.float32))
+    counts: npt.NDArray[np.int32] = np.clip(drawn, 0, many).astype(np.int32)
     order = np.argsort(-chosen, axis=-1)
     wanted = (tokens * top_k)[:, None]
     while True:
