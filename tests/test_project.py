@@ -45,6 +45,13 @@ ALLOWED = {
         {"numpy", "aiohttp", "structlog"},
         {"signature", "calibration", "rpc", "client", "gateway", "engine"},
     ),
+    "placement": ({"numpy", "scipy"}, set()),
+    # The router that is simulated is the real one: its core has no wire, and its clock is passed in.
+    "simulator": (
+        {"numpy", "scipy", "yaml", "structlog"},
+        {"signature", "calibration", "routing", "placement", "router", "rpc"},
+    ),
+    "plots": ({"numpy", "matplotlib"}, {"signature", "calibration", "placement", "simulator"}),
     "patching": (set(), set()),
     "cluster": (set(), set()),
     "observability": ({"structlog", "prometheus_client"}, set()),

@@ -16,13 +16,13 @@ from eldr.calibration.profile import Profile, ProfileError
 from eldr.calibration.refit import Centroids
 from eldr.router.broadcast import Broadcast
 from eldr.router.counters import Counters, Gauges
+from eldr.router.decoder_views import DecoderViews
 from eldr.router.errors import NoWorkerError, UnknownModelError
 from eldr.router.fleet import Fleet, Member, Report
 from eldr.router.ledger import Ledger
 from eldr.router.messages import Answer, Booked, DecisionMade
 from eldr.router.prefill import choose_prefill
 from eldr.router.settings import RouterSettings
-from eldr.routing.carried import CarriedBookings
 from eldr.routing.contract import (
     Booking,
     Decision,
@@ -73,9 +73,7 @@ class RouterCore:
             WorkerRole.PREFILL: Ledger(settings.prefill_ttl_s),
             WorkerRole.DECODE: Ledger(settings.reservation_ttl_s),
         }
-        self._views: dict[str, DecoderView] = {}
-        self._carried: dict[str, CarriedBookings] = {}
-        self._fresh: dict[str, tuple[tuple[Booking, float], ...]] = {}
+        self._views = DecoderViews(self._ledgers[WorkerRole.DECODE].bookings)
         self._profile: Profile | None = None
         if profile is not None:
             self._take_profile(profile)
@@ -140,7 +138,7 @@ class RouterCore:
         info = self.fleet.member(decision.worker_id).info
         booking = Booking(request.request_id, request.signature, request.prompt_tokens, request.max_tokens)
         ledger.reserve(info.worker_id, booking, Answer(info, decision), now_s)
-        self._views.pop(info.worker_id, None)
+        self._views.changed(info.worker_id)
         if prefill_reservation_id:
             self.release(WorkerRole.PREFILL, prefill_reservation_id, Outcome.COMPLETED)
         self._count_decision(request, decision)
@@ -185,7 +183,7 @@ class RouterCore:
             self.counters.add("eldr_releases_unknown_total", role=role.value)
             return False
         if role is WorkerRole.DECODE:
-            self._views.pop(entry.worker_id, None)
+            self._views.changed(entry.worker_id)
             if decoded is not None and entry.booking.signature is not None:
                 self.predictor.observe(entry.booking.signature, decoded.counts, decoded.covered_tokens)
         self.counters.add("eldr_releases_total", role=role.value, outcome=outcome.value)
@@ -195,23 +193,10 @@ class RouterCore:
     def views(self) -> tuple[DecoderView, ...]:
         """The decoders as policies see them; views are kept until something in them changes."""
         now_s = self._clock()
-        out = []
-        for member in self.fleet.members(WorkerRole.DECODE):
-            worker_id = member.info.worker_id
-            ineligible = self.fleet.ineligible(member, now_s)
-            view = self._views.get(worker_id)
-            if view is None or view.ineligible != ineligible:
-                view = self._views[worker_id] = DecoderView(
-                    worker_id=worker_id,
-                    state=member.state,
-                    bookings=dict(self._ledgers[WorkerRole.DECODE].bookings(worker_id)),
-                    max_num_seqs=member.info.max_num_seqs,
-                    ineligible=ineligible,
-                    group=member.info.engine_version,
-                    fresh=self._fresh.get(worker_id, ()),
-                )
-            out.append(view)
-        return tuple(out)
+        fleet, views = self.fleet, self._views
+        return tuple(
+            views.view(member, fleet.ineligible(member, now_s)) for member in fleet.members(WorkerRole.DECODE)
+        )
 
     def prepare(self) -> None:
         """Does what the next decision would begin with; to be called once a call has been answered."""
@@ -229,7 +214,7 @@ class RouterCore:
             self._profile.require_geometry(info.geometry)
         changed = self.fleet.register(info, self._clock())
         if changed:
-            self._views.pop(info.worker_id, None)
+            self._views.changed(info.worker_id)
             self.counters.add("eldr_registrations_total", role=info.role.value)
             log.info(
                 "worker_registered",
@@ -254,11 +239,8 @@ class RouterCore:
         self.counters.add("eldr_reports_total", result=result.value)
         if result is not Report.ACCEPTED or member is None:
             return result
-        self._views.pop(state.worker_id, None)
-        ledger = self._ledgers[WorkerRole.DECODE]
-        ledger.carry(state.worker_id, state.reservation_ids, now_s)
-        carried = self._carried.setdefault(state.worker_id, CarriedBookings())
-        self._fresh[state.worker_id] = carried.report(previous, state, ledger.bookings(state.worker_id))
+        self._ledgers[WorkerRole.DECODE].carry(state.worker_id, state.reservation_ids, now_s)
+        self._views.reported(previous, state)
         seen = observe(previous, state, member.info.geometry.experts)
         if seen is not None:
             self.step_times.model(member.info.engine_version).observe(seen)
@@ -299,7 +281,7 @@ class RouterCore:
         now_s = self._clock()
         for role, ledger in self._ledgers.items():
             for entry in ledger.expire(now_s):
-                self._views.pop(entry.worker_id, None)
+                self._views.changed(entry.worker_id)
                 self.counters.add("eldr_reservations_expired_total", role=role.value)
                 log.warning(
                     "reservation_expired",
@@ -393,9 +375,7 @@ class RouterCore:
         return len(self._ledgers[member.info.role].bookings(member.info.worker_id))
 
     def _forget(self, worker_id: str) -> None:
-        self._views.pop(worker_id, None)
-        self._carried.pop(worker_id, None)
-        self._fresh.pop(worker_id, None)
+        self._views.forget(worker_id)
         self.step_times.forget(worker_id)
         for ledger in self._ledgers.values():
             dropped = ledger.drop_worker(worker_id)
