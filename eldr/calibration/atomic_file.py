@@ -3,7 +3,7 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,3 +30,9 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_sha256(paths: Sequence[Path]) -> str:
+    """Of the one file, or of the files' own hashes in their order."""
+    hashes = [file_sha256(path) for path in paths]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()

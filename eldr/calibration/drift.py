@@ -22,9 +22,9 @@ QUANTILES = tuple(percent / 100 for percent in range(101))
 OUTSIDE_QUANTILE = 0.95
 MIN_ROWS = 50
 """Fewer live rows are not compared: the share outside would be known to no better than 3 points."""
-OUTSIDE_LIMIT = 0.25
+OUTSIDE_LIMIT = 0.35
 """Share of live rows beyond the calibration's 95 % distance above which a refit pays; docs/drift.md derives it."""
-OCCUPANCY_LIMIT = 0.35
+OCCUPANCY_LIMIT = 0.2
 """Total variation of the occupancy above which a refit pays; docs/drift.md derives it."""
 
 

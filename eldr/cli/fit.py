@@ -1,7 +1,6 @@
 """`eldr fit`: counts in, profile out."""
 
 import datetime
-import hashlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from eldr.calibration.atomic_file import file_sha256
+from eldr.calibration.atomic_file import files_sha256
 from eldr.calibration.counts import Counts, CountsError
 from eldr.calibration.counts_file import load_merged
 from eldr.calibration.fit import AUTO, FitError, FitResult, FitSettings, Progress, fit
@@ -90,18 +89,12 @@ def command(
     try:
         settings = FitSettings(select_layers=mask == "auto", **options)
         counts = load_merged(counts_paths)
-        result = _fit(counts, settings, _sha256(counts_paths))
+        result = _fit(counts, settings, files_sha256(counts_paths))
         result.profile.save(out)
     except (CountsError, FitError, ProfileError, OSError) as error:
         raise click.ClickException(str(error)) from error
     _report(console, counts, result)
     console.print(f"wrote {out} ({out.stat().st_size} bytes)", markup=False, highlight=False)
-
-
-def _sha256(paths: tuple[Path, ...]) -> str:
-    """Of the one file, or of the files' own hashes in their order."""
-    hashes = [file_sha256(path) for path in paths]
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _weights(value: str | None) -> tuple[float, ...] | None:
