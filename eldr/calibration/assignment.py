@@ -181,7 +181,10 @@ class _Flow:
             while previous[path[-1]] >= 0:
                 path.append(int(previous[path[-1]]))
             path.reverse()
-            if self.excess[path[0]] > 0 and (self.edge[path[:-1], path[1:]] <= tree[path[:-1], path[1:]]).all():
+            if (
+                self.excess[path[0]] > 0
+                and (self.edge[path[:-1], path[1:]] <= tree[path[:-1], path[1:]]).all()
+            ):
                 self._send(path)
 
     def _distances(self) -> tuple[Floats, Ints]:
