@@ -71,8 +71,8 @@ class Prices:
         self.open = self.within_load(table.able & ~self.broken)
         self.scale_s = float(self.step_s.mean())
         self.more = self.load + 1.0
-        powered = np.power(self.step_s / self.scale_s, self.power)
-        before: Floats = np.where(self.open, self.load * powered, -np.inf)
+        powered: Floats = np.power(self.step_s / self.scale_s, self.power)
+        before: Floats = np.where(self.open, (self.more - 1.0) * powered, -np.inf)
         self.before = before
         return True
 
