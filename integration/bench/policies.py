@@ -1,0 +1,133 @@
+"""The policies on the scenario suite: changes of TPOT against the best load balancer in each cell.
+
+    python -m integration.bench policies [--scenario NAME] [--full] [--quick] [--json FILE]
+
+A cell is a scenario at a rate: 40 and 80 requests per second with 3 seeds, with --full 20 to 100 and 5 seeds, with
+--quick 20 simulated seconds and one seed. Every policy meets the same requests. Changes are in percent of the means
+over seeds; the best load balancer is that of random, round-robin, jsq and p2c with the least value in that cell,
+taken for P50 and P99 on its own. The intervals are 95 % over the seeds of the paired change against it.
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import structlog
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from eldr.cli.simulate import BALANCERS
+from eldr.simulator.measures import interval
+from eldr.simulator.runs import Run
+from eldr.simulator.scenario import load_scenario
+from eldr.simulator.suite import run_all
+
+SCENARIOS = Path(__file__).parent.parent / "scenarios"
+RATES, FULL_RATES = (40.0, 80.0), (20.0, 40.0, 60.0, 80.0, 100.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy in one cell; changes in percent, intervals as (low, high) in percent."""
+
+    scenario: str
+    rate: float
+    policy: str
+    tpot_p50_vs_lb: float
+    tpot_p99_vs_lb: float
+    p50_ci: tuple[float, float]
+    p99_ci: tuple[float, float]
+    union_vs_rr: float
+
+
+def cells_of(scenario: str, rate: float, runs: Sequence[Run]) -> list[Cell]:
+    """Cells of the runs of one scenario at one rate, in the order of their policies."""
+    policies = list(dict.fromkeys(run.policy for run in runs))
+    values: dict[str, Mapping[str, list[float]]] = {
+        name: {
+            policy: [getattr(run.figures, name) for run in runs if run.policy == policy]
+            for policy in policies
+        }
+        for name in ("tpot_p50_ms", "tpot_p99_ms", "union")
+    }
+    cells = []
+    for policy in policies:
+        changes = {}
+        for name in ("tpot_p50_ms", "tpot_p99_ms"):
+            best = min((p for p in policies if p in BALANCERS), key=lambda p: np.mean(values[name][p]))
+            changes[name] = change(values[name][policy], values[name][best])
+        union, _ = change(values["union"][policy], values["union"]["round-robin"])
+        (p50, p50_ci), (p99, p99_ci) = changes["tpot_p50_ms"], changes["tpot_p99_ms"]
+        cells.append(Cell(scenario, rate, policy, p50, p99, p50_ci, p99_ci, union))
+    return cells
+
+
+def change(values: Sequence[float], against: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Change of the mean in percent, and the interval of the changes of each seed around it."""
+    mean = 100 * (float(np.mean(values)) / float(np.mean(against)) - 1)
+    _, half = interval([100 * (a / b - 1) for a, b in zip(values, against, strict=True)])
+    return mean, (mean - half, mean + half)
+
+
+def table(cells: Sequence[Cell]) -> Table:
+    """One row per cell and policy."""
+    out = Table(title="TPOT against the best load balancer, %")
+    out.add_column("scenario", no_wrap=True)
+    for heading in ("rate", "policy", "P50", "±", "P99", "±", "experts vs RR"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    for cell in cells:
+        out.add_row(
+            cell.scenario,
+            f"{cell.rate:g}",
+            cell.policy,
+            f"{cell.tpot_p50_vs_lb:+.1f}",
+            f"{cell.p50_ci[1] - cell.tpot_p50_vs_lb:.1f}",
+            f"{cell.tpot_p99_vs_lb:+.1f}",
+            f"{cell.p99_ci[1] - cell.tpot_p99_vs_lb:.1f}",
+            f"{cell.union_vs_rr:+.1f}",
+        )
+    return out
+
+
+def main() -> None:
+    """Entry point."""
+    names = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scenario", choices=names, help="only this one")
+    parser.add_argument("--full", action="store_true", help="rates 20 to 100, 5 seeds")
+    parser.add_argument("--quick", action="store_true", help="20 s of arrivals, one seed")
+    parser.add_argument("--json", type=Path, help="write the cells here, after each scenario and rate")
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    seeds = range(1 if arguments.quick else 5 if arguments.full else 3)
+    todo = [
+        (name, rate)
+        for name in ([arguments.scenario] if arguments.scenario else names)
+        for rate in (FULL_RATES if arguments.full else RATES)
+    ]
+    cells: list[Cell] = []
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("cells", total=len(todo))
+        for name, rate in todo:
+            scenario = dataclasses.replace(load_scenario(SCENARIOS / f"{name}.yaml"), rate=rate)
+            if arguments.quick:
+                scenario = dataclasses.replace(scenario, duration_s=20.0, warmup_s=5.0)
+            jobs = len(os.sched_getaffinity(0))
+            cells += cells_of(name, rate, run_all(scenario, SCENARIOS, scenario.policies, seeds, jobs))
+            if arguments.json:
+                arguments.json.write_text(json.dumps({"cells": [asdict(cell) for cell in cells]}, indent=1))
+            bar.advance(task)
+    Console().print(table(cells))
+
+
+if __name__ == "__main__":
+    main()
