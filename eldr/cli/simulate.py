@@ -25,6 +25,9 @@ from eldr.simulator.suite import run_all
 BALANCERS = ("random", "round-robin", "jsq", "p2c")
 """Whose best is what the others are compared with."""
 
+PIPED_WIDTH = 140
+"""Columns of a table that no terminal shows, so that no name is cut."""
+
 
 @click.command(name="simulate")
 @click.argument(
@@ -85,7 +88,8 @@ def command(
         runs = _run(scenario, scenario_path.parent, seeds, jobs or len(os.sched_getaffinity(0)), console)
     except (ScenarioError, PolicyError, CountsError, EmptyRunError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    Console().print(table(scenario, runs))
+    shown = Console()
+    (shown if shown.is_terminal else Console(width=PIPED_WIDTH)).print(table(scenario, runs))
     if json_path:
         data = {
             "scenario": scenario.name,

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from eldr.cli.simulate import BALANCERS
+from eldr.cli.simulate import BALANCERS, PIPED_WIDTH
 from eldr.simulator.measures import interval
 from eldr.simulator.runs import Run
 from eldr.simulator.scenario import load_scenario
@@ -126,7 +126,8 @@ def main() -> None:
             if arguments.json:
                 arguments.json.write_text(json.dumps({"cells": [asdict(cell) for cell in cells]}, indent=1))
             bar.advance(task)
-    Console().print(table(cells))
+    shown = Console()
+    (shown if shown.is_terminal else Console(width=PIPED_WIDTH)).print(table(cells))
 
 
 if __name__ == "__main__":

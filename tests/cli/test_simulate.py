@@ -1,0 +1,65 @@
+"""`eldr simulate` on a small fleet."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from eldr.cli.simulate import command
+
+SMALL = """
+name: small
+mix: {a: 1, b: 1}
+rate: 20
+duration_s: 4
+warmup_s: 1
+output: {tokens: 20}
+fleet: {prefill: 1, decode: 2}
+world: {shape: {layers: 2, experts: 16, top_k: 2}}
+calibration_requests: 40
+policies: [jsq, union-cost]
+"""
+
+
+def test_a_scenario_ends_in_a_table_and_in_json(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    done = CliRunner().invoke(
+        command, [str(path), "--seeds", "2", "--jobs", "1", "--json", f"{tmp_path}/out"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "union-cost" in done.output
+    runs = json.loads((tmp_path / "out").read_text())["runs"]
+    assert [(run["policy"], run["seed"]) for run in runs] == [
+        ("jsq", 0),
+        ("jsq", 1),
+        ("union-cost", 0),
+        ("union-cost", 1),
+    ]
+    assert all(run["figures"]["unfinished"] == 0 for run in runs)
+
+
+def test_pictures_are_drawn_where_asked(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    done = CliRunner().invoke(
+        command, [str(path), "--seeds", "1", "--jobs", "1", "--plots", f"{tmp_path}/plots"]
+    )
+    assert done.exit_code == 0, done.output
+    assert len(list((tmp_path / "plots").glob("*.png"))) == 3
+
+
+def test_an_unknown_key_is_named_with_a_suggestion(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL + "durations_s: 3\n")
+    done = CliRunner().invoke(command, [str(path)])
+    assert done.exit_code == 1
+    assert "unknown 'durations_s'; did you mean 'duration_s'" in done.output
+
+
+def test_an_unknown_policy_option_ends_with_its_message(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    done = CliRunner().invoke(command, [str(path), "--jobs", "1", "--policy", "union-cost:powr=3"])
+    assert done.exit_code == 1
+    assert "powr" in done.output
