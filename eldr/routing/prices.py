@@ -70,7 +70,7 @@ class Prices:
         self.any_broken = bool(self.broken.any())
         self.open = self.within_load(table.able & ~self.broken)
         self.scale_s = float(self.step_s.mean())
-        self.more = self.load + 1.0
+        self.more = self.load.astype(np.float64) + 1.0
         powered: Floats = np.power(self.step_s / self.scale_s, self.power)
         before: Floats = np.where(self.open, (self.more - 1.0) * powered, -np.inf)
         self.before = before
