@@ -72,7 +72,7 @@ def choose_fewest_activated(
     rank_of_slot = geometry.rank_of_slot
     chosen = replicas.slots[:, 0].copy()
     on_rank = [0] * geometry.ranks
-    for expert in np.flatnonzero(activated & (replicas.count == 1)):
+    for expert in map(int, np.flatnonzero(activated & (replicas.count == 1))):
         on_rank[rank_of_slot[chosen[expert]]] += 1
     choosing = [int(expert) for expert in replicas.order if activated[expert]]
     for expert in choosing:

@@ -78,7 +78,7 @@ class Demand:
     @property
     def idle(self) -> npt.NDArray[np.bool_]:
         """Layers of which nothing is known, bool [layers]."""
-        return ~self.hits.any(axis=1)
+        return np.asarray(~self.hits.any(axis=1))
 
     @property
     def load(self) -> Float64Array:
@@ -111,7 +111,7 @@ class Demand:
 
     def of_experts(self, members: npt.NDArray[np.int64]) -> "Demand":
         """The demand of some experts, other ones in each layer: int64 [layers, members]."""
-        demand = self._each(
+        return self._each(
             lambda array, axis: (
                 np.take_along_axis(array, members[None] if axis else members, axis=axis + 1)
                 if array.ndim == 2 + axis
@@ -120,7 +120,6 @@ class Demand:
                 )
             )
         )
-        return demand
 
     def _each(self, take: Callable[[npt.NDArray[Any], int], npt.NDArray[Any]]) -> "Demand":
         """Every array with the axis of its layers."""
@@ -146,7 +145,8 @@ def _checked(name: str, values: Float64Array, shape: tuple[int, ...], most: floa
 
 
 def _roots(together: Float64Array, hits: Float64Array) -> Float64Array:
-    """Matrices that give independent normal variables about the correlations of the steps, [layers, experts, experts]."""
+    """Matrices that give independent normal variables about the correlations of the steps,
+    [layers, experts, experts]."""
     spread = np.sqrt(np.maximum(hits * (1 - hits), 1e-12))
     covariance = together - hits[:, :, None] * hits[:, None, :]
     correlation = covariance / (spread[:, :, None] * spread[:, None, :])

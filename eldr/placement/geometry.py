@@ -98,24 +98,28 @@ class Geometry:
         if table.dtype.kind not in "ui":
             raise PlacementError(f"{name} must hold whole numbers, got {table.dtype}")
         table = table.astype(np.int64)
-        known = ((table >= 0) & (table < self.experts)).all(axis=1)
+        known = np.asarray(((table >= 0) & (table < self.experts)).all(axis=1))
         self._refuse(
             [index for index, ok in zip(indices, known, strict=True) if not ok],
             f"{name}: experts must be 0 to {self.experts - 1}",
         )
         held = self.holds(table)
+        on_nodes = np.asarray(held.reshape(len(table), self.nodes, -1, self.experts).any(axis=2).sum(axis=1))
         checks = (
-            (held.any(axis=1).all(axis=1), f"{name}: every one of {self.experts} experts needs a slot"),
+            (
+                np.asarray(held.any(axis=1)).all(axis=1),
+                f"{name}: every one of {self.experts} experts needs a slot",
+            ),
             (held.sum(axis=(1, 2)) == self.slots, f"{name}: no rank may hold an expert twice"),
             (
-                (held.reshape(len(table), self.nodes, -1, self.experts).any(axis=2).sum(axis=1) <= 1).all(
-                    axis=1
-                ),
+                (on_nodes <= 1).all(axis=1),
                 f"{name}: all replicas of an expert belong on one of {self.nodes} nodes",
             ),
         )
         for passed, what in checks:
-            self._refuse([index for index, ok in zip(indices, passed, strict=True) if not ok], what)
+            self._refuse(
+                [index for index, ok in zip(indices, np.asarray(passed), strict=True) if not ok], what
+            )
         return table
 
     def holds(self, slots: Map) -> npt.NDArray[np.bool_]:

@@ -40,7 +40,7 @@ def _aligned_layer(
     source_node, target_node = linear_sum_assignment(by_node, maximize=True)
     result = np.empty_like(old)
     per_node = geometry.ranks // geometry.nodes
-    for a, b in zip(source_node, target_node, strict=True):
+    for a, b in zip(map(int, source_node), map(int, target_node), strict=True):
         for position, source in enumerate(within[a, b]):
             rank = b * per_node + position
             result[rank] = _in_old_slots(new[a * per_node + source], old[rank])

@@ -181,8 +181,9 @@ def _changes(use: Use, maps: Map, geometry: Geometry, sharpness: float) -> Float
 def _one_hop(
     potential: Float32Array, use: Use, maps: Map, geometry: Geometry
 ) -> tuple[Float32Array, Float32Array]:
-    """Potential at which a rank gains and loses a unit, if one expert in use may choose anew, [layers, ranks, steps]."""
-    layers, ranks, steps = potential.shape
+    """Potential at which a rank gains and loses a unit, if one expert in use may choose anew,
+    [layers, ranks, steps]."""
+    layers, _, steps = potential.shape
     table = Choosers.of(maps, geometry)
     every = np.arange(layers)
     # One rank more, for replicas that a padded row lacks: it never is the cheaper one, and never the dearer.
