@@ -12,7 +12,7 @@ from eldr.calibration.drift import baseline
 from eldr.calibration.fit_record import ClusterRecord, Provenance
 from eldr.calibration.kmeans import KMeansError, spherical_kmeans
 from eldr.calibration.profile import Profile
-from eldr.signature.transform import TRANSFORMS, transform_named, unit_rows
+from eldr.signature.transform import TRANSFORMS, TransformError, transform_named, unit_rows
 
 IntArray = npt.NDArray[np.int64]
 
@@ -50,10 +50,11 @@ class FitSettings:
     max_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.transform != AUTO and self.transform not in TRANSFORMS:
-            raise FitError(
-                f"transform must be auto or one of {', '.join(TRANSFORMS)}, got {self.transform!r}"
-            )
+        if self.transform != AUTO:
+            try:
+                transform_named(self.transform)
+            except TransformError as error:
+                raise FitError(f"{error}; or auto") from error
         if not 0.1 <= self.held_out <= 0.5:
             raise FitError(f"held_out must be 0.1 to 0.5, got {self.held_out}")
         for name, least, most in (
@@ -183,10 +184,13 @@ def _choice(
         sentence = f"{settings.transform} on all layers, as asked; too few requests to judge it"
         return Choice(settings.transform, tuple(range(counts.layers)), (), sentence)
     names = tuple(TRANSFORMS) if settings.transform == AUTO else (settings.transform,)
+    sums = {"gate_probability": counts.gate_probability, "gate_logit": counts.gate_logit}
+    gates = {name: array[decoded] for name, array in sums.items() if array is not None}
     return choose(
         counts.prefill_counts[decoded],
         counts.decode_counts[decoded],
         names,
+        gates=gates if settings.transform == AUTO else None,
         select=settings.select_layers,
         held_out=settings.held_out,
         max_pairs=settings.pairs,

@@ -26,6 +26,10 @@ class TransformQuality:
         """Of the mask or of all layers, whichever is better."""
         return max(self.held_out_rho, self.held_out_mask_rho)
 
+    def best_layers(self, layers: int) -> tuple[int, ...]:
+        """The mask where it is better than all `layers`, else all of them."""
+        return self.mask if self.held_out_mask_rho > self.held_out_rho else tuple(range(layers))
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:

@@ -3,6 +3,7 @@
 from eldr.signature.expert_signature import ExpertSignature, SignatureError
 from eldr.signature.geometry import GeometryError, ModelGeometry
 from eldr.signature.transform import (
+    GATE_TRANSFORMS,
     TRANSFORMS,
     Transform,
     TransformError,
@@ -12,6 +13,7 @@ from eldr.signature.transform import (
 )
 
 __all__ = [
+    "GATE_TRANSFORMS",
     "TRANSFORMS",
     "ExpertSignature",
     "GeometryError",

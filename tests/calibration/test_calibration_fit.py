@@ -159,7 +159,7 @@ def test_progress_goes_through_both_stages(make_counts):
     ("settings", "message"),
     [
         ({"clusters": 0}, "clusters must be 1 to 4096, got 0"),
-        ({"transform": "tf"}, "transform must be auto or one of count-idf, .*, got 'tf'"),
+        ({"transform": "tf"}, "transform must be one of count-idf, .*, got 'tf'; or auto"),
         ({"held_out": 0.9}, "held_out must be 0.1 to 0.5, got 0.9"),
         ({"held_out": float("nan")}, "held_out must be 0.1 to 0.5, got nan"),
         ({"seed": -1}, "seed must be 0 to"),

@@ -86,3 +86,19 @@ def test_progress_ends_at_the_last_step(make_counts, select, steps):
 def test_equal_seeds_give_equal_choices(make_counts):
     assert choose_from(make_counts(60), seed=4) == choose_from(make_counts(60), seed=4)
     assert choose_from(make_counts(60), seed=4) != choose_from(make_counts(60), seed=5)
+
+
+def test_gate_transforms_are_reported_beside_the_others_and_never_chosen(make_counts):
+    counts = make_counts(80)
+    gates = {"gate_probability": counts.decode_counts.astype(np.float32)}  # as good as can be
+    choice = choose_from(counts, gates=gates)
+    assert [quality.transform for quality in choice.qualities] == [*TRANSFORMS, "gate-probability"]
+    assert choice.qualities[-1].held_out_rho == pytest.approx(1.0)
+    assert choice.transform in TRANSFORMS
+
+
+def test_a_gain_within_chance_is_called_so(make_counts):
+    choice = choose_from(make_counts(60))
+    assert choice.gain is not None
+    assert ("within chance" in choice.sentence) == (choice.gain[0] <= 0)
+    assert choose_from(make_counts(60), ["count"]).gain is None

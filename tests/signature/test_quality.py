@@ -10,6 +10,7 @@ from eldr.signature.quality import (
     average_ranks,
     pair_products,
     request_pairs,
+    rho_gain_interval,
     select_layers,
     signature_quality,
     spearman,
@@ -189,3 +190,24 @@ def test_distances_of_other_pairs_are_refused():
     pairs = request_pairs(30, 1_000, 0)
     with pytest.raises(QualityError, match="must have 435 pairs"):
         select_layers(pair_products(requests_of(0), pairs), np.zeros(3))
+
+
+def test_the_interval_of_a_gain_holds_zero_where_two_measures_are_alike_and_not_where_one_is_noise():
+    rng = np.random.default_rng(0)
+    pairs = request_pairs(60, 2_000, 0)
+    target = rng.random(len(pairs.first))
+    alike = [target + 0.2 * rng.random(len(target)) for _ in range(2)]
+    low, high = rho_gain_interval(pairs, *alike, target, 0)
+    assert low < 0 < high
+    low, high = rho_gain_interval(pairs, alike[0], rng.random(len(target)), target, 0)
+    assert 0.5 < low < high < 1.2
+
+
+def test_the_interval_of_a_gain_is_zero_for_equal_measures_and_depends_on_the_seed_alone():
+    pairs = request_pairs(20, 100, 0)
+    target = np.random.default_rng(0).random(len(pairs.first))
+    assert rho_gain_interval(pairs, target, target, target[::-1].copy(), 3) == (0.0, 0.0)
+    other = np.round(target, 1)
+    assert rho_gain_interval(pairs, target, other, target, 3) == rho_gain_interval(
+        pairs, target, other, target, 3
+    )

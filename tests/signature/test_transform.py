@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from eldr.signature.transform import TRANSFORMS, TransformError, transform_named, unit_rows
+from eldr.signature.transform import GATE_TRANSFORMS, TRANSFORMS, TransformError, transform_named, unit_rows
 
 ALL = sorted(TRANSFORMS)
 counts_arrays = hnp.arrays(
@@ -117,3 +117,41 @@ def test_layers_that_do_not_exist_are_refused(layers):
 def test_very_large_and_very_small_values_keep_norm_one():
     rows = np.array([[[3e30, 4e30]], [[3e-38, 4e-38]]], dtype=np.float32)
     assert unit_rows(rows, [0]).rows == pytest.approx(np.array([[0.6, 0.8], [0.6, 0.8]]), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(GATE_TRANSFORMS))
+def test_a_gate_transform_stands_in_no_profile_and_says_why(name):
+    with pytest.raises(TransformError, match="live signatures carry counts only"):
+        transform_named(name)
+    assert not GATE_TRANSFORMS[name].live
+
+
+def test_gate_sums_are_compared_as_they_are_and_centred_logits_without_their_offset():
+    sums = np.array([[[1.0, 2.0, 6.0]], [[-3.0, 0.0, 0.0]]], np.float32)
+    for name in ("gate-probability", "gate-logit"):
+        np.testing.assert_array_equal(GATE_TRANSFORMS[name].weigh(sums, np.ones((1, 3))), sums)
+    centred = GATE_TRANSFORMS["gate-logit-centred"].weigh(sums, np.ones((1, 3)))
+    np.testing.assert_allclose(centred, [[[-2, -1, 3]], [[-2, 1, 1]]])
+    shifted = GATE_TRANSFORMS["gate-logit-centred"].weigh(sums + 5, np.ones((1, 3)))
+    np.testing.assert_allclose(shifted, centred, atol=1e-6)
+
+
+@given(counts=counts_arrays, factor=st.integers(2, 50))
+def test_longer_prompts_of_the_same_mixture_have_the_same_signature(counts, factor):
+    """Scale invariance, for every transform whose element is a power of the count."""
+    for name in ("count-idf", "count-smoothed-idf", "count", "sqrt", "binary"):
+        layers = range(counts.shape[1])
+        weights = TRANSFORMS[name].learn(counts)
+        short = unit_rows(TRANSFORMS[name].weigh(counts, weights), layers).rows
+        long = unit_rows(TRANSFORMS[name].weigh(counts * factor, weights), layers).rows
+        np.testing.assert_allclose(short, long, atol=1e-5)
+
+
+@given(counts=counts_arrays, seed=st.integers(0, 100))
+def test_requests_keep_their_vectors_in_any_order(counts, seed):
+    order = np.random.default_rng(seed).permutation(len(counts))
+    for name in ALL:
+        layers = range(counts.shape[1])
+        plain = unit_rows(weighted(name, counts), layers)
+        shuffled = unit_rows(weighted(name, counts[order]), layers)
+        np.testing.assert_array_equal(plain.rows[order], shuffled.rows)
