@@ -40,7 +40,7 @@ class Search:
     rounds: int = 24
     failures: int = 8
     judged_every: int = 6
-    work: float = 1.3e8
+    work: float = 1.1e8
     steps: int = 768
     exact_maps: int = 50_000
 
