@@ -117,6 +117,8 @@ class Scenario:
             ("calibration_requests", 20, 100_000),
         ):
             value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ScenarioError(f"{name} must be a number, got {value!r}")
             if not low <= value <= high:
                 raise ScenarioError(f"{name} must be {low:g} to {high:g}, got {value:g}")
         if not self.phases or self.phases[0].from_s != 0:
@@ -133,8 +135,16 @@ class Scenario:
             raise ScenarioError(f"fleet.slow must be 0 to {fleet.decode}, got {fleet.slow}")
         if not 0 <= fleet.report_loss < 1:
             raise ScenarioError(f"fleet.report_loss must be 0 to below 1, got {fleet.report_loss}")
-        if not fleet.report_period_s > 0:
-            raise ScenarioError(f"fleet.report_period_s must be above 0, got {fleet.report_period_s}")
+        for name in ("report_period_s", "prefill_tokens_per_s", "slow_speed"):
+            if not getattr(fleet, name) > 0:
+                raise ScenarioError(f"fleet.{name} must be above 0, got {getattr(fleet, name)}")
+        for name in ("report_delay_s", "transfer_s"):
+            if not getattr(fleet, name) >= 0:
+                raise ScenarioError(f"fleet.{name} must not be negative, got {getattr(fleet, name)}")
+        if fleet.max_num_seqs < 1:
+            raise ScenarioError(f"fleet.max_num_seqs must be at least 1, got {fleet.max_num_seqs}")
+        if self.output.tokens < 1:
+            raise ScenarioError(f"output.tokens must be at least 1, got {self.output.tokens}")
         for policy in self.policies:
             name = policy.partition(":")[0]
             if name not in POLICIES:

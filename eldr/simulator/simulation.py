@@ -84,8 +84,6 @@ class Outcomes:
     refused: int = 0
     retried: int = 0
     left: int = 0
-    unions: list[tuple[float, float]] = field(default_factory=list)
-    """(time, mean experts per decode step so far, weighted by batch) at each sample."""
     skew: list[tuple[float, float]] = field(default_factory=list)
     """(time, largest load over mean load) at each sample."""
     token_steps: float = 0.0
@@ -256,7 +254,7 @@ class Simulation:
         """Its decoder died: the request is prefilled and placed anew."""
         self.outcomes.retried += 1
         self.core.release(WorkerRole.DECODE, arrival.request_id, Outcome.WORKER_ERROR)
-        retry = Arrival(self._now_s, f"{arrival.request_id}+", arrival.prompt, arrival.output_tokens)
+        retry = Arrival(arrival.at_s, f"{arrival.request_id}+", arrival.prompt, arrival.output_tokens)
         self._arrive(retry)
 
     # Fleet

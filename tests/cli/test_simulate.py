@@ -63,3 +63,22 @@ def test_an_unknown_policy_option_ends_with_its_message(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [str(path), "--jobs", "1", "--policy", "union-cost:powr=3"])
     assert done.exit_code == 1
     assert "powr" in done.output
+
+
+def test_policies_and_rate_of_the_command_line_win(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    arguments = [str(path), "--policy", "p2c", "--rate", "10", "--seeds", "1", "--jobs", "1"]
+    done = CliRunner().invoke(command, arguments)
+    assert done.exit_code == 0, done.output
+    assert "10 requests/s" in done.output
+    assert "p2c" in done.output
+    assert "union-cost" not in done.output
+
+
+def test_a_missing_counts_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text("name: x\nmix: {a: 1}\nworld: {counts: none.npz}\n")
+    done = CliRunner().invoke(command, [str(path)])
+    assert done.exit_code == 1
+    assert "none.npz does not exist" in done.output.replace("\n", " ")
