@@ -18,6 +18,7 @@ VERBS = {
     "gateway": "Serve the OpenAI API in front of prefill and decode workers.",
     "inspect": "Show what a profile holds, in words, as JSON and in pictures.",
     "patch": "Apply, check or revert the vLLM patches.",
+    "place": "Plan which expert lies on which expert-parallel rank, from recorded counts.",
     "policy": "Show or change the routing policy of a running router.",
     "refit": "Cluster newer counts, or for another number of decoders, in a profile's space.",
     "router": "Serve routing decisions over gRPC.",
