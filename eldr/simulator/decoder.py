@@ -13,10 +13,15 @@ from eldr.simulator.world import Prompt
 WINDOW_STEPS = 16
 _LEAST_LEFT = 1e-6
 
+Masks = npt.NDArray[np.uint64]
+
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A request in a decoder. Times are NaN until they are known."""
+    """A request in a decoder. Times are NaN until they are known.
+
+    `masks` uint64 [steps, layers, words] are its routes as bit sets, where single steps are simulated.
+    """
 
     request_id: str
     prompt: Prompt
@@ -26,6 +31,7 @@ class Running:
     joined_s: float = float("nan")
     first_s: float = float("nan")
     last_s: float = float("nan")
+    masks: Masks | None = None
 
 
 @dataclass(slots=True)
@@ -179,7 +185,11 @@ class SimDecoder:
             request = self.waiting.popleft()
             request.joined_s = now_s
             self.running[request.request_id] = request
-            if not self.exact:
+            if self.exact:
+                if request.prompt.routes is None:
+                    raise ValueError(f"{request.request_id} has no routes, which exact unions need")
+                request.masks = bit_sets(request.prompt.routes, self.shape[1])
+            else:
                 self._log_left += np.log1p(-np.minimum(request.prompt.shares, 1 - _LEAST_LEFT))
         self._begun_s = now_s
         self.version += 1
@@ -202,11 +212,20 @@ class SimDecoder:
         self._step_s = self.step_time.seconds(len(self.running), self._union)
 
     def _touched(self) -> npt.NDArray[np.bool_]:
-        touched = np.zeros(self.shape, bool)
-        layer = np.arange(self.shape[0])[:, None]
-        for request in self.running.values():
-            routes = request.prompt.routes
-            if routes is None:
-                raise ValueError(f"{request.request_id} has no routes, which exact unions need")
-            touched[layer, routes[request.done % len(routes)]] = True
+        picked = [
+            request.masks[request.done % len(request.masks)]
+            for request in self.running.values()
+            if request.masks is not None
+        ]
+        union = np.bitwise_or.reduce(picked)
+        bits = np.unpackbits(union.view(np.uint8), axis=-1, count=self.shape[1], bitorder="little")
+        touched: npt.NDArray[np.bool_] = bits.view(np.bool_)
         return touched
+
+
+def bit_sets(routes: npt.NDArray[np.uint8], experts: int) -> Masks:
+    """The experts of `routes` [steps, layers, top_k] as bits, uint64 [steps, layers, ceil(experts / 64)]."""
+    steps, layers, _ = routes.shape
+    chosen = np.zeros((steps, layers, -(-experts // 64) * 64), np.bool_)
+    np.put_along_axis(chosen, routes.astype(np.intp), True, axis=-1)
+    return np.packbits(chosen, axis=-1, bitorder="little").view("<u8").astype(np.uint64, copy=False)

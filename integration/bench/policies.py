@@ -1,11 +1,13 @@
 """The policies on the scenario suite: changes of TPOT against the best load balancer in each cell.
 
-    python -m integration.bench policies [--scenario NAME] [--full] [--quick] [--json FILE]
+    python -m integration.bench policies [--scenario NAME] [--traces PATH] [--full] [--quick] [--json FILE]
 
 A cell is a scenario at a rate: 40 and 80 requests per second with 3 seeds, with --full 20 to 100 and 5 seeds, with
 --quick 20 simulated seconds and one seed. Every policy meets the same requests. Changes are in percent of the means
 over seeds; the best load balancer is that of random, round-robin, jsq and p2c with the least value in that cell,
 taken for P50 and P99 on its own. The intervals are 95 % over the seeds of the paired change against it.
+With --traces the scenarios are those of recorded routes, with the exact union of every step: the testbed's traces file,
+or a file or folder of public ones (`expert_ids`, `offsets`). Calibration draws from the same requests as the traffic.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import dataclasses
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,8 +29,9 @@ from rich.table import Table
 from eldr.cli.simulate import BALANCERS, PIPED_WIDTH
 from eldr.simulator.measures import interval
 from eldr.simulator.runs import Run
-from eldr.simulator.scenario import load_scenario
+from eldr.simulator.scenario import Scenario, load_scenario
 from eldr.simulator.suite import run_all
+from integration.bench._traces import prepared
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 RATES, FULL_RATES = (40.0, 80.0), (20.0, 40.0, 60.0, 80.0, 100.0)
@@ -96,6 +100,26 @@ def table(cells: Sequence[Cell]) -> Table:
     return out
 
 
+def measured(
+    scenarios: Sequence[Scenario], folder: Path, seeds: range, arguments: argparse.Namespace
+) -> list[Cell]:
+    """Cells of every scenario and rate; `arguments` are those of the command line."""
+    todo = [(each, rate) for each in scenarios for rate in (FULL_RATES if arguments.full else RATES)]
+    cells: list[Cell] = []
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("cells", total=len(todo))
+        for each, rate in todo:
+            scenario = dataclasses.replace(each, rate=rate)
+            if arguments.quick:
+                scenario = dataclasses.replace(scenario, duration_s=20.0, warmup_s=5.0)
+            jobs = len(os.sched_getaffinity(0))
+            cells += cells_of(each.name, rate, run_all(scenario, folder, scenario.policies, seeds, jobs))
+            if arguments.json:
+                arguments.json.write_text(json.dumps({"cells": [asdict(cell) for cell in cells]}, indent=1))
+            bar.advance(task)
+    return cells
+
+
 def main() -> None:
     """Entry point."""
     names = sorted(path.stem for path in SCENARIOS.glob("*.yaml"))
@@ -103,29 +127,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--scenario", choices=names, help="only this one")
+    parser.add_argument(
+        "--traces", type=Path, help="recorded routes instead of the suite: a file or a folder"
+    )
     parser.add_argument("--full", action="store_true", help="rates 20 to 100, 5 seeds")
     parser.add_argument("--quick", action="store_true", help="20 s of arrivals, one seed")
     parser.add_argument("--json", type=Path, help="write the cells here, after each scenario and rate")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     seeds = range(1 if arguments.quick else 5 if arguments.full else 3)
-    todo = [
-        (name, rate)
-        for name in ([arguments.scenario] if arguments.scenario else names)
-        for rate in (FULL_RATES if arguments.full else RATES)
-    ]
-    cells: list[Cell] = []
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("cells", total=len(todo))
-        for name, rate in todo:
-            scenario = dataclasses.replace(load_scenario(SCENARIOS / f"{name}.yaml"), rate=rate)
-            if arguments.quick:
-                scenario = dataclasses.replace(scenario, duration_s=20.0, warmup_s=5.0)
-            jobs = len(os.sched_getaffinity(0))
-            cells += cells_of(name, rate, run_all(scenario, SCENARIOS, scenario.policies, seeds, jobs))
-            if arguments.json:
-                arguments.json.write_text(json.dumps({"cells": [asdict(cell) for cell in cells]}, indent=1))
-            bar.advance(task)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) if arguments.traces else SCENARIOS
+        if arguments.traces:
+            scenarios = prepared(arguments.traces, folder)
+        else:
+            chosen = [arguments.scenario] if arguments.scenario else names
+            scenarios = [load_scenario(SCENARIOS / f"{name}.yaml") for name in chosen]
+        cells = measured(scenarios, folder, seeds, arguments)
     shown = Console()
     (shown if shown.is_terminal else Console(width=PIPED_WIDTH)).print(table(cells))
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from small_worlds import SHAPE, prompt
 
-from eldr.simulator.decoder import Running, SimDecoder
+from eldr.simulator.decoder import Running, SimDecoder, bit_sets
 from eldr.simulator.step_time import StepTime
 
 STEP = StepTime(8.0, 1.0, 0.5)
@@ -113,3 +113,20 @@ def test_step_times_follow_break_points_and_speed():
         StepTime(1.0, 1.0, 1.0, speed=0.0)
     with pytest.raises(ValueError, match="ascend"):
         StepTime(1.0, 1.0, 1.0, factors=((8, 1.0), (4, 1.0)))
+
+
+@pytest.mark.parametrize("experts", [8, 64, 65, 200])
+def test_bit_sets_hold_the_picks(experts):
+    routes = np.random.default_rng(0).integers(experts, size=(5, 3, 4)).astype(np.uint8)
+    masks = bit_sets(routes, experts)
+    assert masks.shape == (5, 3, -(-experts // 64))
+    for step, layer in np.ndindex(5, 3):
+        bits = np.unpackbits(masks[step, layer].view(np.uint8), bitorder="little")
+        assert set(np.flatnonzero(bits)) == set(routes[step, layer])
+
+
+def test_an_exact_decoder_refuses_a_request_without_routes():
+    made = prompt()
+    bare = type(made)(made.domain, made.signature, made.shares)
+    with pytest.raises(ValueError, match="r0 has no routes"):
+        decoder(exact=True).arrive(Running("r0", bare, 3), 0.0)
