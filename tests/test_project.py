@@ -38,7 +38,7 @@ ALLOWED = {
     ),
     "engine": (
         {"numpy", "grpc", "google", "grpc_health", "structlog", "transformers", *ENGINE_ONLY},
-        {"signature", "routing", "rpc", "client", "observability", "v1"},
+        {"signature", "placement", "routing", "rpc", "client", "observability", "v1"},
     ),
     # Of the engine only the names of what a decoder counts, which need no vLLM.
     "recording": (
