@@ -10,7 +10,9 @@ async def test_the_policy_is_shown_and_switched():
     async with served_router() as (server, address):
         shown = await eldr("policy", "get", "--router", address)
         assert shown.out.startswith("union-cost "), shown.err
-        assert "available: domain, jsq, locality-band-online, p2c, random, round-robin, union-cost" in shown.out
+        assert (
+            "available: domain, jsq, locality-band-online, p2c, random, round-robin, union-cost" in shown.out
+        )
 
         switched = await eldr("policy", "set", "union-cost", "-o", "tail_guard=0.2", "--router", address)
         assert switched.code == 0, switched.err
