@@ -254,3 +254,9 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     assert len(commands) == 2
     assert "-e demo" in commands[0]
     assert commands[1] == (ROOT / ".ci/run").read_text().splitlines()[-1]
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by their base names, and one of two equal ones would stop the run."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
