@@ -48,7 +48,11 @@ def world_of(scenario: Scenario, folder: Path) -> World:
     path = folder / plan.counts
     if not path.is_file():
         raise ScenarioError(f"world.counts: {path} does not exist")
-    world = RecordedWorld(load_counts(path), plan.exact)
+    counts = load_counts(path)
+    try:
+        world = RecordedWorld(counts, plan.exact)
+    except ValueError as error:
+        raise ScenarioError(f"world.counts: {error}") from error
     missing = sorted(set(scenario.domains) - set(world.domains))
     if missing:
         raise ScenarioError(
@@ -69,7 +73,8 @@ def requests_of(scenario: Scenario, world: World, seed: int) -> Requests:
         for i, (at_s, prompt, length) in enumerate(zip(times, prompts, lengths, strict=True))
     )
     own = np.random.default_rng([seed, 2])
-    calibration = world.draw(
+    apart = world.calibration if isinstance(world, RecordedWorld) else world
+    calibration = apart.draw(
         [_pick(scenario.calibration, own) for _ in range(scenario.calibration_requests)], own
     )
     first = calibration[0].signature

@@ -23,7 +23,7 @@ def run_all(
     jobs: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Run]:
-    """Every policy over every seed, in that order; a process simulates the policies of one seed.
+    """Every policy over every seed, in that order; a process simulates some of the policies of one seed.
 
     `folder` is where a counts file is looked for, `jobs` the processes at a time. Raises what a run raises.
     """
@@ -42,10 +42,10 @@ def run_all(
         try:
             context = multiprocessing.get_context("spawn")
             with concurrent.futures.ProcessPoolExecutor(jobs, context, _quiet) as pool:
+                # Requests are drawn once per process and seed, not once per policy.
+                shares = [policies[first::jobs] for first in range(min(jobs, len(policies)))]
                 futures = [
-                    pool.submit(_some, scenario, folder, [policy], seed)
-                    for seed in seeds
-                    for policy in policies
+                    pool.submit(_some, scenario, folder, share, seed) for seed in seeds for share in shares
                 ]
                 for future in concurrent.futures.as_completed(futures):
                     for run in future.result():

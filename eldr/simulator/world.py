@@ -113,22 +113,32 @@ class SyntheticWorld:
 class RecordedWorld:
     """Requests of a counts file, drawn with replacement within their domain.
 
-    Requests with a mark in `held` are left out: those that a profile was fitted on. Shares are decode counts over
-    decode tokens. With `routes`, single steps are kept where the file has them.
+    Every second request of a domain is kept for calibration, and no traffic is drawn from those: `calibration` is the
+    world of them. Shares are decode counts over decode tokens. With `routes`, single steps are kept where the file
+    has them. Raises ValueError for a domain with a single request.
     """
 
-    def __init__(self, counts: Counts, routes: bool, held: frozenset[int] = frozenset()) -> None:
+    def __init__(self, counts: Counts, routes: bool, _for_calibration: bool = False) -> None:
         decoded = counts.decode_tokens
         self.shape = (counts.layers, counts.experts)
         self._counts = counts
         self._tokens = decoded
         self._routes = routes and counts.decode_ids is not None
-        rows = [row for row in range(counts.requests) if decoded[row] > 0 and row not in held]
-        self._rows: dict[str, list[int]] = {}
-        for row in rows:
-            self._rows.setdefault(counts.domains[row] or "(none)", []).append(row)
+        known: dict[str, list[int]] = {}
+        for row in range(counts.requests):
+            if decoded[row] > 0:
+                known.setdefault(counts.domains[row] or "(none)", []).append(row)
+        for name, rows in known.items():
+            if len(rows) < 2:
+                raise ValueError(f"domain {name} has one request; traffic and calibration need one each")
+        self._rows = {name: rows[int(_for_calibration) :: 2] for name, rows in known.items()}
         self.domains = tuple(sorted(self._rows))
         self._made: dict[int, Prompt] = {}
+
+    @property
+    def calibration(self) -> "RecordedWorld":
+        """The requests that are kept for calibration, without their routes."""
+        return RecordedWorld(self._counts, False, _for_calibration=True)
 
     def draw(self, domains: Sequence[str], rng: np.random.Generator) -> list[Prompt]:
         """A recorded request of each of `domains`, in order."""

@@ -7,7 +7,8 @@ A cell is a scenario at a rate: 40 and 80 requests per second with 3 seeds, with
 over seeds; the best load balancer is that of random, round-robin, jsq and p2c with the least value in that cell,
 taken for P50 and P99 on its own. The intervals are 95 % over the seeds of the paired change against it.
 With --traces the scenarios are those of recorded routes, with the exact union of every step: the testbed's traces file,
-or a file or folder of public ones (`expert_ids`, `offsets`). Calibration draws from the same requests as the traffic.
+or a file or folder of public ones (`expert_ids`, `offsets`). Calibration and traffic draw from different
+requests.
 """
 
 import argparse

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -71,12 +73,22 @@ def test_recorded_shares_are_decode_counts_over_tokens_and_routes_are_kept_on_de
     assert with_routes.domains == ("x", "y")
 
 
-def test_held_requests_are_never_drawn():
-    world = RecordedWorld(recorded(), False, frozenset(range(6)))
-    drawn = world.draw(["x"] * 50, np.random.default_rng(5))
-    held = [np.asarray(world.prompt(row, "x").signature.counts) for row in range(6)]
-    for prompt in drawn:
-        assert not any(np.array_equal(prompt.signature.counts, counts) for counts in held)
+def test_requests_that_calibrate_are_no_traffic():
+    world = RecordedWorld(recorded(), True)
+    traffic, calibration = (
+        {prompt.signature.counts.tobytes() for prompt in part.draw(["x", "y"] * 50, np.random.default_rng(5))}
+        for part in (world, world.calibration)
+    )
+    assert traffic
+    assert calibration
+    assert not traffic & calibration
+
+
+def test_a_domain_with_one_request_cannot_be_split():
+    counts = recorded()
+    alone = dataclasses.replace(counts, domains=("z", *counts.domains[1:]))
+    with pytest.raises(ValueError, match="domain z has one request"):
+        RecordedWorld(alone, False)
 
 
 @pytest.mark.parametrize(
