@@ -63,6 +63,8 @@ def load_skew(runs: Sequence[Run], title: str) -> "Figure":
     made, axes = figure(f"Most loaded decoder against the mean: {title}")
     for number, policy in enumerate(_policies(runs)):
         series = next(run.figures.skew_series for run in runs if run.policy == policy)
+        if not series:
+            continue
         times, skews = np.array(series).T
         axes.plot(
             times, skews, label=policy, markevery=max(1, len(times) // 12), markersize=4, **mark(number)

@@ -29,7 +29,7 @@ class Figures:
     tpot_quantiles_ms: tuple[float, ...] = ()
     """Of TPOT, in steps of 1 %, 0 to 100."""
     skew_series: tuple[tuple[float, float], ...] = ()
-    """(time in seconds, largest load over mean load), whole run."""
+    """(time in seconds, largest load over mean load), from the warm-up until the last arrival."""
 
 
 class EmptyRunError(ValueError):
@@ -58,7 +58,7 @@ def figures_of(outcomes: Outcomes, warmup_s: float, duration_s: float) -> Figure
         if arrival.at_s >= warmup_s
     ]
     p50, p95, p99 = np.percentile(tpot, [50, 95, 99])
-    skews = [skew for at_s, skew in outcomes.skew if warmup_s <= at_s <= duration_s]
+    skews = [(at_s, skew) for at_s, skew in outcomes.skew if warmup_s <= at_s <= duration_s]
     return Figures(
         requests=len(tpot),
         refused=outcomes.refused,
@@ -69,9 +69,9 @@ def figures_of(outcomes: Outcomes, warmup_s: float, duration_s: float) -> Figure
         tpot_p99_ms=float(p99),
         ttft_p50_ms=float(np.median(ttft)),
         union=outcomes.union_tokens / outcomes.token_steps,
-        skew=float(np.mean(skews)) if skews else 1.0,
+        skew=float(np.mean([skew for _, skew in skews])) if skews else 1.0,
         tpot_quantiles_ms=tuple(np.percentile(tpot, np.arange(101)).round(4).tolist()),
-        skew_series=tuple(outcomes.skew),
+        skew_series=tuple(skews),
     )
 
 
