@@ -81,13 +81,7 @@ def requests_of(scenario: Scenario, world: World, seed: int) -> Requests:
     return Requests(arrivals, tuple(calibration), first.shape, first.top_k)
 
 
-def simulate(
-    scenario: Scenario,
-    requests: Requests,
-    policy: str,
-    seed: int,
-    progress: Callable[[float], None] = lambda _: None,
-) -> Figures:
+def simulate(scenario: Scenario, requests: Requests, policy: str, seed: int) -> Figures:
     """One run. Raises PolicyError, ScenarioError."""
     name, options = parse_policy(policy)
     fleet = scenario.fleet
@@ -118,7 +112,7 @@ def simulate(
         refit_on_change=fit,
         seed=seed,
     )
-    outcomes = simulation.run(requests.arrivals, progress)
+    outcomes = simulation.run(requests.arrivals)
     return figures_of(outcomes, scenario.warmup_s, scenario.duration_s)
 
 

@@ -18,7 +18,6 @@ from eldr.router.settings import RouterSettings
 from eldr.routing.contract import DecodeRequest
 from eldr.rpc.outcome import Outcome
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
-from eldr.signature.expert_signature import ExpertSignature
 from eldr.signature.geometry import ModelGeometry
 from eldr.simulator.decoder import Running, SimDecoder
 from eldr.simulator.step_time import StepTime
@@ -123,13 +122,11 @@ class Simulation:
         refit_on_change: Callable[[int], Profile] | None = None,
         seed: int = 0,
         until_s: float = float("inf"),
-        tell_decode_counts: bool = False,
     ) -> None:
         self._topology = topology
         self._changes = changes
         self._refit_on_change = refit_on_change
         self._until_s = until_s
-        self._tell = tell_decode_counts
         self._now_s = 0.0
         self._rng = np.random.default_rng([seed, 7])
         self._geometry = ModelGeometry(tuple(range(shape[0])), shape[1], top_k, FINGERPRINT)
@@ -151,10 +148,8 @@ class Simulation:
         self._prefill_free_s = [0.0] * topology.prefill
         self.outcomes = Outcomes()
 
-    def run(
-        self, arrivals: Sequence[Arrival], progress: Callable[[float], None] = lambda _: None
-    ) -> Outcomes:
-        """Runs until every request has ended; `progress` hears the simulated time."""
+    def run(self, arrivals: Sequence[Arrival]) -> Outcomes:
+        """Runs until every request has ended."""
         for name in self._topology.names():
             self._join(name)
         for change in self._changes:
@@ -169,7 +164,6 @@ class Simulation:
                 break
             self._now_s = at_s
             event()
-            progress(at_s)
         self.outcomes.left = self._open
         self._sum_up()
         return self.outcomes
@@ -235,20 +229,9 @@ class Simulation:
             self._at(at_s, lambda: self._step(decoder, version))
 
     def _finish(self, request: Running) -> None:
-        decoded = self._decoded(request) if self._tell else None
-        self.core.release(
-            WorkerRole.DECODE, request.request_id, Outcome.COMPLETED, request.output_tokens, decoded
-        )
+        self.core.release(WorkerRole.DECODE, request.request_id, Outcome.COMPLETED, request.output_tokens)
         self.outcomes.finished.append((self._arrivals[request.request_id], request))
         self._open -= 1
-
-    def _decoded(self, request: Running) -> ExpertSignature:
-        """What the decoder would have counted: the true shares, as whole picks."""
-        prompt, tokens = request.prompt, request.output_tokens
-        counts = np.rint(prompt.shares * tokens).astype(np.int64)
-        missing = tokens * prompt.signature.top_k - counts.sum(axis=1)
-        counts[np.arange(len(counts)), counts.argmax(axis=1)] += missing
-        return ExpertSignature(FINGERPRINT, prompt.signature.top_k, tokens, tokens, np.maximum(counts, 0))
 
     def _again(self, arrival: Arrival) -> None:
         """Its decoder died: the request is prefilled and placed anew."""
