@@ -41,7 +41,7 @@ def wanted_digest() -> str:
         "extras": EXTRAS,
         "unwanted": UNWANTED,
         "optional": {key: value for key, value in project["optional-dependencies"].items() if key != "lint"},
-        **{key: project[key] for key in ("version", "dependencies", "scripts")},
+        **{key: project[key] for key in ("version", "dependencies", "scripts", "entry-points")},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

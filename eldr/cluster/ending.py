@@ -13,7 +13,7 @@ KILL_LIMIT_S = 10.0
 
 
 def end_trees(roots: Iterable[int], grace_s: float) -> list[int]:
-    """Ends the trees of all `roots` (leaders of their sessions); returns the pids that had to be killed.
+    """Ends the trees of all `roots` (leaders of their process groups); returns the pids that had to be killed.
 
     A root gets SIGTERM first, so that it may end its own children; those that outlive it get SIGTERM then.
     What is left after `grace_s` seconds gets SIGKILL. Exited children of the caller stay zombies until it

@@ -9,14 +9,14 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """One process: its parent, its session, whether it has exited, and its CPU time in clock ticks.
+    """One process: its parent, its process group, whether it has exited, and its CPU time in clock ticks.
 
     `ticks` is user and system time of all its threads and of those children that it has waited for.
     """
 
     pid: int
     parent: int
-    session: int
+    group: int
     exited: bool
     ticks: int
 
@@ -28,7 +28,7 @@ def parse_stat(text: str) -> ProcessStat:
     return ProcessStat(
         pid=int(pid),
         parent=int(fields[1]),
-        session=int(fields[3]),
+        group=int(fields[2]),
         exited=fields[0] in "ZXx",
         ticks=sum(int(field) for field in fields[11:15]),
     )
@@ -49,12 +49,12 @@ def read_processes() -> dict[int, ProcessStat]:
 
 
 def tree(root: int, processes: dict[int, ProcessStat]) -> list[ProcessStat]:
-    """The living of the session that `root` leads, and all their descendants.
+    """The living of the process group that `root` leads, and all their descendants.
 
-    The session still names those whose parent is gone; descent finds those that began a session of their own.
-    A later process with the pid of a gone root is not of its session, so it is not taken for it.
+    The group still names those whose parent is gone; descent finds those that began a group of their own.
+    A later process with the pid of a gone root is not of its group, so it is not taken for it.
     """
-    members = {pid for pid, stat in processes.items() if stat.session == root}
+    members = {pid for pid, stat in processes.items() if stat.group == root}
     while True:
         children = {pid for pid, stat in processes.items() if stat.parent in members} - members
         if not children:

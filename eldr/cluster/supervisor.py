@@ -33,7 +33,11 @@ class Command:
 
 
 class ManagedProcess:
-    """A running child: leader of a session of its own, its output in a log file."""
+    """A running child: leader of a process group of its own, its output in a log file.
+
+    Not of a session: Linux schedules each session as a unit (autogroups), and 6.18 was seen to starve one of them
+    for minutes where several shared a core (docs/engine.md).
+    """
 
     def __init__(self, command: Command, log_path: Path) -> None:
         self.command = command
@@ -46,7 +50,7 @@ class ManagedProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                process_group=0,
             )
 
     @property
@@ -56,7 +60,7 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int:
-        """Pid, and id of its session and group."""
+        """Pid, and id of its process group."""
         return self._child.pid
 
     def returncode(self) -> int | None:
@@ -90,7 +94,7 @@ class Supervisor:
         self._watchdog = subprocess.Popen(
             [sys.executable, "-m", "eldr.cluster.watchdog", str(self._grace_s)],
             stdin=subprocess.PIPE,
-            start_new_session=True,
+            process_group=0,
             text=True,
         )
         return self
@@ -164,7 +168,7 @@ class Supervisor:
                 )
 
     def pid(self, name: str) -> int:
-        """Pid of a running process, which leads a session of its own. Raises KeyError for an unknown name."""
+        """Pid of a running process, which leads a process group of its own. Raises KeyError for an unknown name."""
         return self._processes[name].pid
 
     def cpu_seconds(self, *names: str) -> dict[str, float]:

@@ -3,8 +3,8 @@
 from eldr.cluster.procfs import ProcessStat, cpu_seconds, parse_stat, read_processes, tree
 
 
-def stat(pid, parent, session, exited=False, ticks=0):
-    return ProcessStat(pid, parent, session, exited, ticks)
+def stat(pid, parent, group, exited=False, ticks=0):
+    return ProcessStat(pid, parent, group, exited, ticks)
 
 
 def test_a_name_with_spaces_and_parentheses_does_not_shift_the_fields():
@@ -16,7 +16,7 @@ def test_a_zombie_counts_as_exited():
     assert parse_stat("42 (x) Z 7 40 40 0 -1 0 0 0 0 0 0 0 0 0 20").exited
 
 
-def test_the_tree_holds_the_session_its_orphans_and_descendants_in_other_sessions():
+def test_the_tree_holds_the_group_its_orphans_and_descendants_in_other_groups():
     processes = {
         p.pid: p
         for p in (
@@ -41,9 +41,9 @@ def test_another_process_with_the_pid_of_a_gone_root_is_not_its_tree():
 def test_cpu_time_grows_with_work():
     import os
 
-    session = read_processes()[os.getpid()].session
-    before = cpu_seconds([session])[session]
+    group = read_processes()[os.getpid()].group
+    before = cpu_seconds([group])[group]
     target = os.times().user + 0.1
     while os.times().user < target:
         sum(range(10_000))
-    assert cpu_seconds([session])[session] >= before + 0.05
+    assert cpu_seconds([group])[group] >= before + 0.05

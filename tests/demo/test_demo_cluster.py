@@ -21,10 +21,18 @@ def start(tmp_path, *words, **pipes):
     return subprocess.Popen(argv, text=True, start_new_session=True, **pipes)
 
 
+def log_tails(folder, lines=25):
+    tails = [
+        f"== {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+        for path in sorted(folder.glob("logs/*.log"))
+    ]
+    return "\n".join(tails)
+
+
 def test_a_small_run_has_no_errors_and_equals_both_references(tmp_path):
     path = tmp_path / "out.json"
     with start(tmp_path, *SMALL, f"--json={path}") as child:
-        assert child.wait() == 0
+        assert child.wait() == 0, log_tails(tmp_path)
     result = json.loads(path.read_text())
     assert result["vllm_version"] == "0.32.0"
     assert result["outputs_identical"]

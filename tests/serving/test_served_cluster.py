@@ -135,7 +135,7 @@ async def test_a_wait_for_a_decoder_longer_than_the_lease_keeps_the_kv(
     # NIXL's own expiry counter of the prefill worker must not move.
     expired = "vllm:nixl_num_kv_expired_reqs_total"
     before = metric(await scraped(http, served.fleet.layout.prefill[0].http_url), expired)
-    long = [Request(f"long-{i}", "", body_of(texts[300 + i][:120], 2 * i + 1, tokens=400)) for i in range(32)]
+    long = [Request(f"long-{i}", "", body_of(texts[300 + i][:120], 2 * i + 1, tokens=600)) for i in range(32)]
     short = [Request(f"short-{i}", "", body_of(texts[400 + i], 2 * i + 2, tokens=8)) for i in range(8)]
     started = time.monotonic()
     occupied = asyncio.create_task(send_all(served.gateway_url, long, 32, 300))
