@@ -41,7 +41,7 @@ def wanted_digest() -> str:
         "extras": EXTRAS,
         "unwanted": UNWANTED,
         "optional": {key: value for key, value in project["optional-dependencies"].items() if key != "lint"},
-        **{key: project[key] for key in ("version", "dependencies", "scripts", "entry-points")},
+        **{key: project[key] for key in ("version", "dependencies", "scripts")},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
