@@ -3,8 +3,8 @@
 import asyncio
 import datetime
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,12 +17,13 @@ from eldr.cluster import EngineSettings, FleetConfig, Leg, LocalFleet, VllmServe
 from eldr.demo import probes
 from eldr.demo.client import Completion, Request, send_all
 from eldr.demo.compare import CountArray, SignatureCheck, compare_outputs, compare_signatures
-from eldr.demo.measure import Round, figures_by_policy
+from eldr.demo.measure import Round, figures_by_policy, steps_by_policy
 from eldr.demo.outcome import Outcome
 from eldr.demo.references import counts_job, read_counts, reference_outputs
 from eldr.demo.settings import DemoSettings
 from eldr.demo.source_tree import SourceTree
 from eldr.demo.stages import Stages
+from eldr.demo.step_log import StepLog
 from eldr.demo.workload import WorkItem, completion_body, fits_another_round, mixed_workload, rotated
 from eldr.recording import Prompt, RecordSettings, Targets, read_prompts, record
 
@@ -165,9 +166,11 @@ class Demo:
                     await router.set_policy(policy)
                     start = await probes.read_totals(decoders, fleet.decode_cpu_seconds())
                     title = f"round {number + 1} of {settings.rounds}, {policy}"
-                    completions = await self._send(fleet, items, settings.output_tokens, title)
+                    async with _steps_of(router) as log_of_steps:
+                        completions = await self._send(fleet, items, settings.output_tokens, title)
                     end = await probes.read_totals(decoders, fleet.decode_cpu_seconds())
-                    rounds.append(Round(policy, tuple(completions), end.since(start)))
+                    steps = tuple(log_of_steps.samples)
+                    rounds.append(Round(policy, tuple(completions), end.since(start), steps))
                     signatures += await log.settle(len(items))
                     fleet.supervisor.check()
             after = await probes.prefix_cache(prefill_urls)
@@ -251,6 +254,8 @@ class Demo:
             outputs=compare_outputs(measured.completions, outputs),
             signatures=_check_signatures(measured, counts),
             prefix_hit_share=measured.prefix_hit_share,
+            settings=self._settings,
+            steps=steps_by_policy(measured.rounds),
         )
 
     def _ordinary_server(self) -> VllmServer:
@@ -266,6 +271,20 @@ class Demo:
             core=0,
             extra_args=(f"--max-num-batched-tokens={whole}",),
         )
+
+
+@asynccontextmanager
+async def _steps_of(router: RouterClient) -> AsyncIterator[StepLog]:
+    """Samples decode steps meanwhile. Raises what ended the sampling."""
+    log = StepLog()
+    following = asyncio.create_task(log.follow(router.workers))
+    try:
+        yield log
+    finally:
+        following.cancel()
+        (ended,) = await asyncio.gather(following, return_exceptions=True)
+    if isinstance(ended, Exception):
+        raise ended
 
 
 def _check_signatures(measured: Measured, counts: dict[str, CountArray]) -> SignatureCheck:

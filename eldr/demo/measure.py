@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eldr.demo.client import Completion
+from eldr.demo.step_log import StepSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Round:
     policy: str
     completions: tuple[Completion, ...]
     meter: Meter
+    steps: tuple[StepSample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,12 @@ def figures_by_policy(rounds: Sequence[Round]) -> dict[str, PolicyFigures]:
     """Figures of every policy, in the order of their first rounds."""
     names = dict.fromkeys(one.policy for one in rounds)
     return {name: _figures([one for one in rounds if one.policy == name]) for name in names}
+
+
+def steps_by_policy(rounds: Sequence[Round]) -> dict[str, tuple[StepSample, ...]]:
+    """Samples of decode steps of every policy, in the order of their first rounds."""
+    names = dict.fromkeys(one.policy for one in rounds)
+    return {name: tuple(step for one in rounds if one.policy == name for step in one.steps) for name in names}
 
 
 def _figures(rounds: Sequence[Round]) -> PolicyFigures:

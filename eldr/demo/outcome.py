@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.table import Table
 
 from eldr.demo.compare import OutputCheck, SignatureCheck
 from eldr.demo.measure import PolicyFigures
+from eldr.demo.settings import DemoSettings
+from eldr.demo.step_log import StepSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,9 @@ class Outcome:
     outputs: OutputCheck
     signatures: SignatureCheck
     prefix_hit_share: float
+    settings: DemoSettings = field(default_factory=DemoSettings)
+    steps: Mapping[str, tuple[StepSample, ...]] = field(default_factory=dict)
+    """By policy."""
 
     @property
     def passed(self) -> bool:
@@ -49,6 +54,27 @@ class Outcome:
             "outputs_identical": self.outputs.identical,
             "signatures_exact": self.signatures.exact,
             "checked": {"outputs": self.outputs.checked, "signatures": self.signatures.checked},
+            "workload": {
+                "prefill": self.settings.prefill,
+                "decode": self.settings.decode,
+                "requests": self.settings.requests,
+                "in_flight": self.settings.concurrency,
+                "output_tokens": self.settings.output_tokens,
+                "prompt_tokens": self.settings.prompt_tokens,
+            },
+            "step_samples": {
+                policy: [
+                    {
+                        "decoder": step.worker_id,
+                        "steps": step.steps,
+                        "batch": round(step.batch, 3),
+                        "union": round(step.union, 3),
+                        "step_ms": round(step.step_ms, 4),
+                    }
+                    for step in steps
+                ]
+                for policy, steps in self.steps.items()
+            },
         }
 
     def as_table(self) -> Table:

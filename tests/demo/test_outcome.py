@@ -11,6 +11,7 @@ from rich.console import Console
 from eldr.demo.compare import OutputCheck, SignatureCheck
 from eldr.demo.measure import PolicyFigures
 from eldr.demo.outcome import Outcome
+from eldr.demo.step_log import StepSample
 
 FIGURES = PolicyFigures(200.0, 220.0, 230.0, 900.0, 44.0, 2.5, 100, 0)
 BETTER = PolicyFigures(180.0, 200.0, 207.0, 800.0, 33.0, 2.0, 100, 0)
@@ -20,6 +21,7 @@ OUTCOME = Outcome(
     OutputCheck(200, 1, ()),
     SignatureCheck(150, 0),
     0.98,
+    steps={"jsq": (StepSample("d", 20, 15.0, 30.0, 100.0),)},
 )
 
 
@@ -39,6 +41,17 @@ def test_the_json_has_exactly_the_agreed_keys():
         "outputs_identical": True,
         "signatures_exact": True,
         "checked": {"outputs": 200, "signatures": 150},
+        "workload": {
+            "prefill": 1,
+            "decode": 4,
+            "requests": 234,
+            "in_flight": 96,
+            "output_tokens": 64,
+            "prompt_tokens": 97,
+        },
+        "step_samples": {
+            "jsq": [{"decoder": "d", "steps": 20, "batch": 15.0, "union": 30.0, "step_ms": 100.0}]
+        },
     }
 
 
