@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eldr.simulator.clairvoyant import Clairvoyance
 from eldr.simulator.simulation import Outcomes
 
 
@@ -30,6 +31,8 @@ class Figures:
     """Of TPOT, in steps of 1 %, 0 to 100."""
     skew_series: tuple[tuple[float, float], ...] = ()
     """(time in seconds, largest load over mean load), from the warm-up until the last arrival."""
+    bound: Clairvoyance | None = None
+    """Against the best placement of the requests in flight at some moments, where that was asked for."""
 
 
 class EmptyRunError(ValueError):

@@ -1,5 +1,6 @@
 """Runs of a scenario: its requests, a profile for the bands, one simulation per policy and seed."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from eldr.calibration.fit_record import ClusterRecord, Provenance
 from eldr.calibration.kmeans import spherical_kmeans
 from eldr.calibration.profile import Profile
 from eldr.signature.transform import transform_named, unit_rows
+from eldr.simulator.clairvoyant import clairvoyance
 from eldr.simulator.measures import Figures, figures_of
 from eldr.simulator.scenario import Mix, Scenario, ScenarioError, parse_policy
 from eldr.simulator.simulation import Arrival, Change, Simulation, Topology, decoder_name
@@ -81,8 +83,8 @@ def requests_of(scenario: Scenario, world: World, seed: int) -> Requests:
     return Requests(arrivals, tuple(calibration), first.shape, first.top_k)
 
 
-def simulate(scenario: Scenario, requests: Requests, policy: str, seed: int) -> Figures:
-    """One run. Raises PolicyError, ScenarioError."""
+def simulate(scenario: Scenario, requests: Requests, policy: str, seed: int, moments: int = 0) -> Figures:
+    """One run; with the clairvoyant bound at `moments` times after the warm-up. Raises PolicyError, ScenarioError."""
     name, options = parse_policy(policy)
     fleet = scenario.fleet
     topology = Topology(
@@ -111,9 +113,19 @@ def simulate(scenario: Scenario, requests: Requests, policy: str, seed: int) -> 
         changes=changes_of(scenario),
         refit_on_change=fit,
         seed=seed,
+        moments_s=moments_s(scenario, moments),
     )
     outcomes = simulation.run(requests.arrivals)
-    return figures_of(outcomes, scenario.warmup_s, scenario.duration_s)
+    figures = figures_of(outcomes, scenario.warmup_s, scenario.duration_s)
+    if not moments:
+        return figures
+    return dataclasses.replace(figures, bound=clairvoyance(outcomes.moments, seed))
+
+
+def moments_s(scenario: Scenario, count: int) -> tuple[float, ...]:
+    """`count` times at equal distances within the measured time, none at its ends."""
+    length_s = scenario.duration_s - scenario.warmup_s
+    return tuple(scenario.warmup_s + length_s * (i + 0.5) / count for i in range(count))
 
 
 def fitted(requests: Requests, clusters: int, seed: int) -> Profile:

@@ -19,6 +19,7 @@ from eldr.routing.contract import DecodeRequest
 from eldr.rpc.outcome import Outcome
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
 from eldr.signature.geometry import ModelGeometry
+from eldr.simulator.clairvoyant import Moment
 from eldr.simulator.decoder import Running, SimDecoder
 from eldr.simulator.step_time import StepTime
 from eldr.simulator.world import FINGERPRINT, Prompt
@@ -88,6 +89,7 @@ class Outcomes:
     token_steps: float = 0.0
     union_tokens: float = 0.0
     placements: list[tuple[str, str]] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
 
 
 class _Now(Executor):
@@ -103,7 +105,9 @@ class _Now(Executor):
 
 
 class Simulation:
-    """`router_seed` seeds the policy's draws, `seed` everything that the world draws here (loss of reports).
+    """`seed` seeds the policy's draws and everything that the world draws here (loss of reports).
+
+    At each of `moments_s` the requests in flight are kept in the outcomes.
 
     The router under test is the product's own core behind a simulated clock: it sees signatures, its bookings and
     the last reports, and nothing else.
@@ -122,11 +126,13 @@ class Simulation:
         refit_on_change: Callable[[int], Profile] | None = None,
         seed: int = 0,
         until_s: float = float("inf"),
+        moments_s: Sequence[float] = (),
     ) -> None:
         self._topology = topology
         self._changes = changes
         self._refit_on_change = refit_on_change
         self._until_s = until_s
+        self._moments_s = moments_s
         self._now_s = 0.0
         self._rng = np.random.default_rng([seed, 7])
         self._geometry = ModelGeometry(tuple(range(shape[0])), shape[1], top_k, FINGERPRINT)
@@ -141,6 +147,7 @@ class Simulation:
         self.core = RouterCore(settings, profile, clock=lambda: self._now_s)
         self._live = LiveFit(self.core, _Now())
         self._decoders: dict[str, SimDecoder] = {}
+        self._draining: set[str] = set()
         self._arrivals: dict[str, Arrival] = {}
         self._on: dict[str, str] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -156,6 +163,8 @@ class Simulation:
             self._at(change.at_s, lambda change=change: self._change(change))  # type: ignore[misc]
         for arrival in arrivals:
             self._at(arrival.at_s, lambda arrival=arrival: self._arrive(arrival))  # type: ignore[misc]
+        for at_s in self._moments_s:
+            self._at(at_s, self._keep_moment)
         self._open = len(arrivals)
         self._at(0.0, self._tick)
         while self._open and self._events:
@@ -291,6 +300,7 @@ class Simulation:
                 self._join(name)
             elif change.kind == "drain":
                 self.core.drain(name)
+                self._draining.add(name)
             else:
                 self.core.remove(name)
                 for lost in self._decoders[name].drop_all():
@@ -308,6 +318,23 @@ class Simulation:
         self.outcomes.skew.append((self._now_s, max(loads, default=0) / mean if mean else 1.0))
         if self._open:
             self._at(self._now_s + TICK_S, self._tick)
+
+    def _keep_moment(self) -> None:
+        taking = [d for d in self._decoders.values() if not d.failed and d.worker_id not in self._draining]
+        prompts = [
+            (row, request.prompt)
+            for row, decoder in enumerate(taking)
+            for request in (*decoder.running.values(), *decoder.waiting)
+        ]
+        if prompts:
+            self.outcomes.moments.append(
+                Moment(
+                    np.stack([prompt.shares for _, prompt in prompts]),
+                    np.array([row for row, _ in prompts], np.intp),
+                    tuple(decoder.step_time for decoder in taking),
+                    self._topology.max_num_seqs,
+                )
+            )
 
     def _sum_up(self) -> None:
         for decoder in self._decoders.values():

@@ -22,10 +22,12 @@ def run_all(
     seeds: Sequence[int],
     jobs: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    moments: int = 0,
 ) -> list[Run]:
     """Every policy over every seed, in that order; a process simulates some of the policies of one seed.
 
-    `folder` is where a counts file is looked for, `jobs` the processes at a time. Raises what a run raises.
+    `folder` is where a counts file is looked for, `jobs` the processes at a time, `moments`
+    those of the clairvoyant bound (see `simulate`). Raises what a run raises.
     """
     total = len(seeds) * len(policies)
     found: dict[tuple[str, int], Run] = {}
@@ -34,7 +36,7 @@ def run_all(
         for seed in seeds:
             requests = requests_of(scenario, world, seed)
             for policy in policies:
-                found[policy, seed] = Run(policy, seed, simulate(scenario, requests, policy, seed))
+                found[policy, seed] = Run(policy, seed, simulate(scenario, requests, policy, seed, moments))
                 progress(len(found), total)
     else:
         before = {name: os.environ.get(name) for name in _ONE_THREAD}
@@ -45,7 +47,9 @@ def run_all(
                 # Requests are drawn once per process and seed, not once per policy.
                 shares = [policies[first::jobs] for first in range(min(jobs, len(policies)))]
                 futures = [
-                    pool.submit(_some, scenario, folder, share, seed) for seed in seeds for share in shares
+                    pool.submit(_some, scenario, folder, share, seed, moments)
+                    for seed in seeds
+                    for share in shares
                 ]
                 for future in concurrent.futures.as_completed(futures):
                     for run in future.result():
@@ -57,9 +61,9 @@ def run_all(
     return [found[policy, seed] for policy in policies for seed in seeds]
 
 
-def _some(scenario: Scenario, folder: Path, policies: Sequence[str], seed: int) -> list[Run]:
+def _some(scenario: Scenario, folder: Path, policies: Sequence[str], seed: int, moments: int) -> list[Run]:
     requests = requests_of(scenario, world_of(scenario, folder), seed)
-    return [Run(policy, seed, simulate(scenario, requests, policy, seed)) for policy in policies]
+    return [Run(policy, seed, simulate(scenario, requests, policy, seed, moments)) for policy in policies]
 
 
 def _quiet() -> None:

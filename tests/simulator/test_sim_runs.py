@@ -5,7 +5,7 @@ import pytest
 from small_worlds import SHAPE, TOP_K, prompt, tiny
 
 from eldr.router.core import RouterCore
-from eldr.simulator.runs import changes_of, requests_of, simulate, world_of
+from eldr.simulator.runs import changes_of, moments_s, requests_of, simulate, world_of
 from eldr.simulator.scenario import ScenarioError
 from eldr.simulator.simulation import Arrival, Change, Simulation, Topology
 from eldr.simulator.step_time import StepTime
@@ -180,3 +180,29 @@ def test_bursts_keep_the_mean_rate():
     assert len(times) / 200 == pytest.approx(50, rel=0.05)
     on = (times % 5) < 2
     assert (on.sum() / 2) / ((~on).sum() / 3) == pytest.approx(4, rel=0.1)
+
+
+def test_the_bound_is_of_moments_after_the_warm_up():
+    assert moments_s(tiny(), 2) == (2.25, 4.75)
+    requests = drawn(tiny())
+    plain = simulate(tiny(), requests, "jsq", 0)
+    bounded = simulate(tiny(), requests, "jsq", 0, moments=3)
+    assert plain.bound is None
+    assert bounded.bound is not None
+    assert bounded.tpot_p50_ms == plain.tpot_p50_ms
+    assert bounded.bound.best_ms < bounded.bound.placed_ms
+
+
+def test_a_moment_has_the_requests_of_the_decoders_that_take_work():
+    requests = drawn(tiny())
+    simulation = Simulation(
+        Topology(prefill=2, decode=4),
+        *("jsq", {}, requests.shape, requests.top_k),
+        changes=[Change(2.0, "drain", ("decode-000",)), Change(2.0, "fail", ("decode-001",))],
+        moments_s=(1.9, 2.1),
+    )
+    before, after = simulation.run(requests.arrivals).moments
+    assert len(before.step_times) == 4
+    assert len(after.step_times) == 2
+    assert set(after.on.tolist()) <= {0, 1}
+    assert after.shares.shape[1:] == requests.shape
