@@ -12,10 +12,11 @@ from eldr.calibration.counts_file import load_counts
 from eldr.calibration.fit_record import ClusterRecord, Provenance
 from eldr.calibration.kmeans import spherical_kmeans
 from eldr.calibration.profile import Profile
+from eldr.routing.union_cost import UnionCost
 from eldr.signature.transform import transform_named, unit_rows
 from eldr.simulator.clairvoyant import clairvoyance
 from eldr.simulator.measures import Figures, figures_of
-from eldr.simulator.scenario import Mix, Scenario, ScenarioError, parse_policy
+from eldr.simulator.scenario import ORACLE, Mix, Scenario, ScenarioError, parse_policy
 from eldr.simulator.simulation import Arrival, Change, Simulation, Topology, decoder_name
 from eldr.simulator.world import FINGERPRINT, Prompt, RecordedWorld, SyntheticWorld, World
 
@@ -98,6 +99,7 @@ def simulate(scenario: Scenario, requests: Requests, policy: str, seed: int, mom
         report_period_s=fleet.report_period_s,
         report_delay_s=fleet.report_delay_s,
         report_loss=fleet.report_loss,
+        learn_share=fleet.learn_share,
         exact=scenario.world.exact,
     )
     fit: Callable[[int], Profile] | None = None
@@ -105,7 +107,7 @@ def simulate(scenario: Scenario, requests: Requests, policy: str, seed: int, mom
         fit = functools.partial(fitted, requests, seed=seed)
     simulation = Simulation(
         topology,
-        name,
+        UnionCost.name if name == ORACLE else name,
         options,
         requests.shape,
         requests.top_k,
@@ -114,6 +116,7 @@ def simulate(scenario: Scenario, requests: Requests, policy: str, seed: int, mom
         refit_on_change=fit,
         seed=seed,
         moments_s=moments_s(scenario, moments),
+        oracle=name == ORACLE,
     )
     outcomes = simulation.run(requests.arrivals)
     figures = figures_of(outcomes, scenario.warmup_s, scenario.duration_s)

@@ -19,6 +19,9 @@ DEFAULT_POLICIES = (
     *("locality-band", "locality-band-online", "union-cost"),
 )
 
+ORACLE = "union-cost-oracle"
+"""`union-cost` that is told the true decode shares; exists only here, no router can have it."""
+
 T = TypeVar("T")
 Mix = Mapping[str, float]
 
@@ -55,7 +58,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """The fleet. Decoders `slow` run at `slow_speed` of the others' speed."""
+    """The fleet. Decoders `slow` run at `slow_speed` of the others' speed.
+
+    `learn_share`: of the requests, whose decode counts the router is told when they end.
+    """
 
     prefill: int = 8
     decode: int = 16
@@ -68,6 +74,7 @@ class FleetPlan:
     report_period_s: float = 0.5
     report_delay_s: float = 0.0
     report_loss: float = 0.0
+    learn_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,8 @@ class Scenario:
             raise ScenarioError(f"fleet.slow must be 0 to {fleet.decode}, got {fleet.slow}")
         if not 0 <= fleet.report_loss < 1:
             raise ScenarioError(f"fleet.report_loss must be 0 to below 1, got {fleet.report_loss}")
+        if not 0 <= fleet.learn_share <= 1:
+            raise ScenarioError(f"fleet.learn_share must be 0 to 1, got {fleet.learn_share}")
         for name in ("report_period_s", "prefill_tokens_per_s", "slow_speed"):
             if not getattr(fleet, name) > 0:
                 raise ScenarioError(f"fleet.{name} must be above 0, got {getattr(fleet, name)}")
@@ -147,8 +156,8 @@ class Scenario:
             raise ScenarioError(f"output.tokens must be at least 1, got {self.output.tokens}")
         for policy in self.policies:
             name = policy.partition(":")[0]
-            if name not in POLICIES:
-                raise ScenarioError(f"policies: {_unknown(name, POLICIES)}")
+            if name not in POLICIES and name != ORACLE:
+                raise ScenarioError(f"policies: {_unknown(name, {*POLICIES, ORACLE})}")
 
     @property
     def domains(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from eldr.rpc.worker_info import WorkerInfo, WorkerRole
 from eldr.signature.geometry import ModelGeometry
 from eldr.simulator.clairvoyant import Moment
 from eldr.simulator.decoder import Running, SimDecoder
+from eldr.simulator.oracle import OracleShares
 from eldr.simulator.step_time import StepTime
 from eldr.simulator.world import FINGERPRINT, Prompt
 
@@ -52,6 +54,7 @@ class Topology:
 
     A prefill worker takes one prompt at a time, `prefill_tokens_per_s` tokens a second. Reports come every
     `report_period_s` and are lost with probability `report_loss`; `transfer_s` is between decision and decoder.
+    The router learns the decode counts of `learn_share` of the requests when they end.
     """
 
     prefill: int = 8
@@ -64,6 +67,7 @@ class Topology:
     report_period_s: float = 0.5
     report_delay_s: float = 0.0
     report_loss: float = 0.0
+    learn_share: float = 0.0
     exact: bool = False
 
     def names(self) -> tuple[str, ...]:
@@ -107,7 +111,8 @@ class _Now(Executor):
 class Simulation:
     """`seed` seeds the policy's draws and everything that the world draws here (loss of reports).
 
-    At each of `moments_s` the requests in flight are kept in the outcomes.
+    At each of `moments_s` the requests in flight are kept in the outcomes. With `oracle` the policy's predictor is
+    replaced by the true shares of the arrivals.
 
     The router under test is the product's own core behind a simulated clock: it sees signatures, its bookings and
     the last reports, and nothing else.
@@ -127,6 +132,7 @@ class Simulation:
         seed: int = 0,
         until_s: float = float("inf"),
         moments_s: Sequence[float] = (),
+        oracle: bool = False,
     ) -> None:
         self._topology = topology
         self._changes = changes
@@ -145,6 +151,10 @@ class Simulation:
             seed=seed,
         )
         self.core = RouterCore(settings, profile, clock=lambda: self._now_s)
+        self._oracle = OracleShares() if oracle else None
+        if self._oracle is not None:
+            self.core.predictor = self._oracle
+            self.core.set_policy(policy, options)
         self._live = LiveFit(self.core, _Now())
         self._decoders: dict[str, SimDecoder] = {}
         self._draining: set[str] = set()
@@ -161,6 +171,8 @@ class Simulation:
             self._join(name)
         for change in self._changes:
             self._at(change.at_s, lambda change=change: self._change(change))  # type: ignore[misc]
+        if self._oracle is not None:
+            self._oracle.reveal([arrival.prompt for arrival in arrivals])
         for arrival in arrivals:
             self._at(arrival.at_s, lambda arrival=arrival: self._arrive(arrival))  # type: ignore[misc]
         for at_s in self._moments_s:
@@ -239,8 +251,17 @@ class Simulation:
 
     def _finish(self, request: Running) -> None:
         self.core.release(WorkerRole.DECODE, request.request_id, Outcome.COMPLETED, request.output_tokens)
+        if self._topology.learn_share and self._learns(request.request_id):
+            prompt, tokens = request.prompt, request.output_tokens
+            self.core.predictor.observe(
+                prompt.signature, np.rint(prompt.shares * tokens).astype(np.int64), tokens
+            )
         self.outcomes.finished.append((self._arrivals[request.request_id], request))
         self._open -= 1
+
+    def _learns(self, request_id: str) -> bool:
+        # By the id, so that which requests teach depends neither on the policy nor on their order.
+        return zlib.crc32(request_id.encode()) < self._topology.learn_share * 2**32
 
     def _again(self, arrival: Arrival) -> None:
         """Its decoder died: the request is prefilled and placed anew."""
