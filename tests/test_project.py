@@ -26,7 +26,7 @@ ALLOWED = {
     "signature": (PURE[0], set()),
     "calibration": PURE,
     "routing": PURE,
-    "rpc": ({"numpy", "grpc", "google", "grpc_tools"}, {"signature", "routing", "v1"}),
+    "rpc": ({"numpy", "grpc", "google", "grpc_tools", "structlog"}, {"signature", "routing", "v1"}),
     "client": ({"grpc", "google"}, {"signature", "routing", "rpc", "v1"}),
     "router": (
         {"numpy", "grpc", "google", "grpc_health", "grpc_reflection", "structlog"},
