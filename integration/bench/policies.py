@@ -1,6 +1,6 @@
 """The policies on the scenario suite: changes of TPOT against the best load balancer in each cell.
 
-    python -m integration.bench policies [--scenario NAME] [--traces PATH] [--full] [--quick] [--json FILE]
+    python -m integration.bench policies [--scenario NAME] [--traces PATH] [--full] [--quick] [--bound] [--json FILE]
 
 A cell is a scenario at a rate: 40 and 80 requests per second with 3 seeds, with --full 20 to 100 and 5 seeds, with
 --quick 20 simulated seconds and one seed. Every policy meets the same requests. Changes are in percent of the means
@@ -8,7 +8,9 @@ over seeds; the best load balancer is that of random, round-robin, jsq and p2c w
 taken for P50 and P99 on its own. The intervals are 95 % over the seeds of the paired change against it.
 With --traces the scenarios are those of recorded routes, with the exact union of every step: the testbed's traces file,
 or a file or folder of public ones (`expert_ids`, `offsets`). Calibration and traffic draw from different
-requests.
+requests. `union-cost-oracle` is `union-cost` told the true decode shares, which no router can have.
+With --bound a second table (key `bounds`) has the clairvoyant bound: the requests in flight at MOMENTS times of every
+run, placed anew by a local search that knows their true shares; balanced is a random deal of the same requests.
 """
 
 import argparse
@@ -28,13 +30,15 @@ from rich.progress import Progress
 from rich.table import Table
 
 from eldr.cli.simulate import BALANCERS, PIPED_WIDTH
+from eldr.simulator.clairvoyant import Clairvoyance
 from eldr.simulator.measures import interval
 from eldr.simulator.runs import Run
-from eldr.simulator.scenario import Scenario, load_scenario
+from eldr.simulator.scenario import ORACLE, Scenario, load_scenario
 from eldr.simulator.suite import run_all
 from integration.bench._traces import prepared
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
+MOMENTS = 4
 RATES, FULL_RATES = (40.0, 80.0), (20.0, 40.0, 60.0, 80.0, 100.0)
 
 
@@ -50,6 +54,40 @@ class Cell:
     p50_ci: tuple[float, float]
     p99_ci: tuple[float, float]
     union_vs_rr: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One policy in one cell against the clairvoyant bound.
+
+    Mean step times per request in ms: `balanced_ms` of random deals of the requests that were in flight, `placed_ms`
+    as the policy placed them, `best_ms` as the search did. `possible` and `gained` are the reductions of the last two
+    against the first in percent, `reached` the share of the one that the other is, in percent.
+    """
+
+    scenario: str
+    rate: float
+    policy: str
+    balanced_ms: float
+    placed_ms: float
+    best_ms: float
+    possible: float
+    gained: float
+    reached: float
+
+
+def bounds_of(scenario: str, rate: float, runs: Sequence[Run]) -> list[Bound]:
+    """Means over the seeds of each policy, of runs that have a bound."""
+    bounds = []
+    for policy in dict.fromkeys(run.policy for run in runs):
+        found = [run.figures.bound for run in runs if run.policy == policy and run.figures.bound is not None]
+        if found:
+            times = np.mean([(one.balanced_ms, one.placed_ms, one.best_ms) for one in found], axis=0)
+            mean = Clairvoyance(*times.tolist())
+            gained = 1 - mean.placed_ms / mean.balanced_ms
+            shares = (100 * share for share in (mean.possible, gained, mean.reached))
+            bounds.append(Bound(scenario, rate, policy, *times.tolist(), *shares))
+    return bounds
 
 
 def cells_of(scenario: str, rate: float, runs: Sequence[Run]) -> list[Cell]:
@@ -101,12 +139,35 @@ def table(cells: Sequence[Cell]) -> Table:
     return out
 
 
+def bound_table(bounds: Sequence[Bound]) -> Table:
+    """One row per cell and policy."""
+    out = Table(
+        title="Mean step time of the requests in flight against a balanced deal, %"
+    )
+    out.add_column("scenario", no_wrap=True)
+    for heading in ("rate", "policy", "balanced ms", "gained", "possible", "reached"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    for bound in bounds:
+        out.add_row(
+            bound.scenario,
+            f"{bound.rate:g}",
+            bound.policy,
+            f"{bound.balanced_ms:.2f}",
+            f"{bound.gained:.1f}",
+            f"{bound.possible:.1f}",
+            f"{bound.reached:.0f}",
+        )
+    return out
+
+
 def measured(
     scenarios: Sequence[Scenario], folder: Path, seeds: range, arguments: argparse.Namespace
-) -> list[Cell]:
-    """Cells of every scenario and rate; `arguments` are those of the command line."""
+) -> tuple[list[Cell], list[Bound]]:
+    """Cells of every scenario and rate, and their bounds where asked for; `arguments` are the command line's."""
     todo = [(each, rate) for each in scenarios for rate in (FULL_RATES if arguments.full else RATES)]
     cells: list[Cell] = []
+    bounds: list[Bound] = []
+    moments = MOMENTS if arguments.bound else 0
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("cells", total=len(todo))
         for each, rate in todo:
@@ -114,11 +175,17 @@ def measured(
             if arguments.quick:
                 scenario = dataclasses.replace(scenario, duration_s=20.0, warmup_s=5.0)
             jobs = len(os.sched_getaffinity(0))
-            cells += cells_of(each.name, rate, run_all(scenario, folder, scenario.policies, seeds, jobs))
+            policies = (*scenario.policies, ORACLE)
+            runs = run_all(scenario, folder, policies, seeds, jobs, moments=moments)
+            cells += cells_of(each.name, rate, runs)
+            bounds += bounds_of(each.name, rate, runs)
             if arguments.json:
-                arguments.json.write_text(json.dumps({"cells": [asdict(cell) for cell in cells]}, indent=1))
+                found = {"cells": [asdict(cell) for cell in cells]}
+                if moments:
+                    found["bounds"] = [asdict(bound) for bound in bounds]
+                arguments.json.write_text(json.dumps(found, indent=1))
             bar.advance(task)
-    return cells
+    return cells, bounds
 
 
 def main() -> None:
@@ -133,6 +200,7 @@ def main() -> None:
     )
     parser.add_argument("--full", action="store_true", help="rates 20 to 100, 5 seeds")
     parser.add_argument("--quick", action="store_true", help="20 s of arrivals, one seed")
+    parser.add_argument("--bound", action="store_true", help="the clairvoyant bound beside the cells; slower")
     parser.add_argument("--json", type=Path, help="write the cells here, after each scenario and rate")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
@@ -144,9 +212,12 @@ def main() -> None:
         else:
             chosen = [arguments.scenario] if arguments.scenario else names
             scenarios = [load_scenario(SCENARIOS / f"{name}.yaml") for name in chosen]
-        cells = measured(scenarios, folder, seeds, arguments)
+        cells, bounds = measured(scenarios, folder, seeds, arguments)
     shown = Console()
-    (shown if shown.is_terminal else Console(width=PIPED_WIDTH)).print(table(cells))
+    shown = shown if shown.is_terminal else Console(width=PIPED_WIDTH)
+    shown.print(table(cells))
+    if bounds:
+        shown.print(bound_table(bounds))
 
 
 if __name__ == "__main__":
