@@ -1,0 +1,146 @@
+"""Published figures of the method on 8P16D, and step-time models fitted to its load balancer's medians.
+
+Source: arXiv 2607.00466 and its artifact (casys-kaist/ELDR, `main_task.csv`, `main_language.csv`).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from eldr.simulator.runs import requests_of
+from eldr.simulator.scenario import Scenario
+from eldr.simulator.step_time import StepTime
+from eldr.simulator.world import SyntheticWorld
+
+RATES = (20.0, 40.0, 60.0, 80.0, 100.0)
+DECODERS, OUTPUT_TOKENS = 16, 512
+FACTORS = np.arange(0.70, 1.301, 0.01)
+_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_DRAWS = 30
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Of one workload and model, at RATES.
+
+    `rr_p50_ms`: TPOT P50 of round-robin. `p50`, `p99`: the artifact's change of the static band against the best load
+    balancer at each rate, in percent; `paper_p50`, `paper_p99`: the paper's mean of five rates.
+    """
+
+    rr_p50_ms: tuple[float, ...]
+    p50: tuple[float, ...]
+    p99: tuple[float, ...]
+    paper_p50: float
+    paper_p99: float
+
+
+PUBLISHED: Mapping[str, Published] = {
+    "task-qwen3-30b": Published(
+        (15.246, 18.819, 26.815, 25.527, 25.124),
+        (-11.8, -12.9, -15.2, -7.7, -13.4),
+        (-4.6, -8.8, -7.1, -2.1, -5.2),
+        -13.9,
+        -6.0,
+    ),
+    "task-gpt-oss-120b": Published(
+        (24.104, 37.932, 45.774, 51.130, 53.880),
+        (-7.9, -16.4, -17.8, -15.4, -14.9),
+        (-1.3, -4.5, -3.6, -3.2, -3.3),
+        -7.0,
+        -3.4,
+    ),
+    "task-gemma-4-26b": Published(
+        (10.358, 16.504, 23.603, 24.673, 22.278),
+        (-6.6, -9.6, -12.0, -6.0, -6.1),
+        (2.8, -5.2, -8.8, -2.3, -1.7),
+        -9.4,
+        -5.2,
+    ),
+    "language-qwen3-30b": Published(
+        (15.601, 19.112, 26.979, 25.599, 25.758),
+        (-7.7, -9.5, -11.1, -5.0, -11.1),
+        (-3.8, -4.1, -5.6, 1.4, -3.4),
+        -10.0,
+        -6.2,
+    ),
+    "language-gpt-oss-120b": Published(
+        (22.282, 33.833, 41.945, 48.172, 51.921),
+        (-1.4, -5.1, -7.0, -6.8, -6.6),
+        (0.1, 5.9, 4.8, 2.7, 1.1),
+        -7.3,
+        1.5,
+    ),
+    "language-gemma-4-26b": Published(
+        (10.385, 17.089, 24.825, 25.030, 23.342),
+        (-5.6, -10.9, -9.7, -4.3, -5.3),
+        (1.4, -3.4, -7.3, -3.3, -1.8),
+        -5.9,
+        0.2,
+    ),
+}
+"""By the name of the scenario in `integration/scenarios/published`."""
+
+BREAKS: Mapping[str, tuple[int, ...]] = {
+    "task-qwen3-30b": (33, 65),
+    "task-gpt-oss-120b": (),
+    "task-gemma-4-26b": (33, 65),
+}
+"""Batch sizes from which another factor holds, by the scenario whose medians the model is fitted to."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    """A model, and its relative error at each rate."""
+
+    model: StepTime
+    errors: tuple[float, ...]
+
+
+def little(rates: Sequence[float], tpots_ms: Sequence[float]) -> Floats:
+    """Requests in a decoder's batch, by Little's law."""
+    return np.array(rates) / DECODERS * OUTPUT_TOKENS * np.array(tpots_ms) / 1e3
+
+
+def mixed_unions(scenario: Scenario, batches: Floats) -> Floats:
+    """Mean union of random batches of these sizes of the scenario's traffic, interpolated between a few sizes."""
+    world = SyntheticWorld(scenario.world.shape, scenario.domains, scenario.world.seed)
+    few = dataclasses.replace(scenario, rate=80.0, duration_s=10.0, warmup_s=0.0, calibration_requests=20)
+    shares = np.stack([arrival.prompt.shares for arrival in requests_of(few, world, 0).arrivals])
+    left = np.log1p(-np.minimum(shares.astype(np.float64), 1 - 1e-6))
+    rng = np.random.default_rng(0)
+    unions = [
+        np.mean(
+            [
+                -np.expm1(left[rng.choice(len(left), size)].sum(axis=0)).sum() / left.shape[1]
+                for _ in range(_DRAWS)
+            ]
+        )
+        for size in _SIZES
+    ]
+    return np.interp(batches, _SIZES, unions)
+
+
+def fitted(batches: Floats, unions: Floats, tpots_ms: Floats, breaks: Sequence[int]) -> StepFit:
+    """Least relative squares with no negative coefficient; the factors from `breaks` on are those of FACTORS."""
+    from scipy.optimize import nnls
+
+    best: tuple[float, tuple[float, ...], Floats, Floats] | None = None
+    for factors in itertools.product(FACTORS, repeat=len(breaks)):
+        factor = np.ones_like(batches)
+        for size, value in zip(breaks, factors, strict=True):
+            factor[batches >= size] = value
+        terms = np.stack([np.ones_like(batches), batches, unions], axis=1) * (factor / tpots_ms)[:, None]
+        found, residual = nnls(terms, np.ones_like(tpots_ms))
+        if best is None or residual < best[0]:
+            best = (float(residual), factors, found, terms @ found - 1)
+    assert best is not None
+    _, factors, (base, per_request, per_expert), errors = best
+    pairs = tuple((size, round(float(value), 2)) for size, value in zip(breaks, factors, strict=True))
+    model = StepTime(float(base), float(per_request), float(per_expert), factors=pairs)
+    return StepFit(model, tuple(errors.tolist()))
