@@ -18,6 +18,7 @@ from eldr.client import RouterClient
 from eldr.gateway.bookings import Releases
 from eldr.gateway.coordinator import Coordinator
 from eldr.gateway.counters import Counts
+from eldr.gateway.decoded import DecodedCounts
 from eldr.gateway.engine_client import EngineClient
 from eldr.gateway.server import GatewayServer
 from eldr.gateway.settings import GatewaySettings
@@ -35,8 +36,12 @@ SETTINGS = {
     "decode_timeout_s": "A whole decode leg that does not stream.",
     "attempts": "Pairs of legs that are tried for one request.",
     "connections_per_worker": "Connections to one worker, at most.",
+    "breaker_failures": "Failures in a row after which a worker gets nothing for a while.",
+    "breaker_open_s": "That while; doubled at each failed probe, up to eight times.",
+    "probe_after_s": "Silence of a worker after which its health is asked for.",
     "max_body_bytes": "Largest request body.",
     "first_token_from_prefill": "Send the token that prefill samples before a decoder is chosen.",
+    "learn_share": "Share of the requests from whose decode counts the router learns.",
 }
 
 
@@ -51,10 +56,10 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
         function = click.option(
             flag,
             entry.name,
-            type=float if seconds else int,
+            type=type(entry.default),
             default=entry.default,
             show_default=True,
-            metavar="SECONDS" if seconds else "INTEGER",
+            metavar="SECONDS" if seconds else {int: "INTEGER", float: "SHARE"}[type(entry.default)],
             help=SETTINGS[entry.name],
         )(function)
     return function
@@ -171,7 +176,8 @@ async def _serve(
             except OSError as error:
                 raise click.ClickException(f"--record-counts {recording.folder}: {error.strerror}") from error
             stack.push_async_callback(recorder.stop)
-        coordinator = Coordinator(engines, releases, settings, time.monotonic, recorder)
+        decoded = DecodedCounts(settings.learn_share, clients.decode_counts, counts)
+        coordinator = Coordinator(engines, releases, settings, time.monotonic, recorder, decoded)
         server = GatewayServer(coordinator, releases, settings, version("eldr"))
         try:
             address = await server.start(host, port)

@@ -6,7 +6,7 @@ cancellation too. The call itself belongs to Releases, not to the request.
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ import structlog
 from eldr.client import (
     CallError,
     DecodeReservation,
+    FleetSnapshot,
     NoWorkerError,
     Outcome,
     PrefillReservation,
@@ -23,6 +24,7 @@ from eldr.client import (
 from eldr.gateway.counters import Counts, Event
 from eldr.gateway.errors import LegError, WorkerRefusalError
 from eldr.gateway.legs import ClientRequest, PrefillReply, ReplyError
+from eldr.signature.expert_signature import ExpertSignature
 
 log = structlog.get_logger()
 
@@ -54,9 +56,17 @@ class Router(Protocol):
         prefill_reservation_id: str,
     ) -> DecodeReservation: ...
 
-    async def release_decode(self, reservation_id: str, outcome: Outcome, output_tokens: int) -> bool: ...
+    async def release_decode(
+        self,
+        reservation_id: str,
+        outcome: Outcome,
+        output_tokens: int,
+        decoded: ExpertSignature | None,
+    ) -> bool: ...
 
     async def workers(self) -> list[WorkerStatus]: ...
+
+    def watch_fleet(self) -> AsyncIterator[FleetSnapshot]: ...
 
 
 class TransferRelease(Protocol):
@@ -175,13 +185,16 @@ class PrefillBooking(_Booking):
 class DecodeBooking(_Booking):
     """A booked decode worker. `output_tokens` is reported with the release.
 
-    `on_completed` is called when the answer has ended well.
+    `on_completed` is called when the answer has ended well; `read_decoded` then gives the decode counts that
+    travel with the release, None where there are none.
     """
 
     def __init__(self, releases: Releases) -> None:
         super().__init__(releases)
         self.output_tokens: Callable[[], int] = int
         self.on_completed: Callable[[], None] = lambda: None
+        self.read_decoded: Callable[[], Coroutine[Any, Any, ExpertSignature | None]] | None = None
+        self._decoded: ExpertSignature | None = None
 
     def completed(self) -> None:
         """The answer has ended well."""
@@ -212,5 +225,12 @@ class DecodeBooking(_Booking):
         prefill.ended()
         return reservation
 
+    async def _release(self, reserving: asyncio.Task[Any]) -> None:
+        if self.outcome is Outcome.COMPLETED and self.read_decoded is not None:
+            self._decoded = await self.read_decoded()
+        await super()._release(reserving)
+
     async def _give_back(self) -> bool:
-        return await self._releases.router.release_decode(self.id, self.outcome, self.output_tokens())
+        return await self._releases.router.release_decode(
+            self.id, self.outcome, self.output_tokens(), self._decoded
+        )

@@ -9,11 +9,29 @@ from functools import partial
 import aiohttp
 import structlog
 
-from eldr.client import CodecError, DecodeReservation, NoWorkerError, Outcome, RouterError
+from eldr.client import (
+    CodecError,
+    DecodeReservation,
+    NoWorkerError,
+    Outcome,
+    RouterError,
+    WorkerRef,
+    WorkerRole,
+)
 from eldr.gateway.bookings import DecodeBooking, PrefillBooking, Releases
+from eldr.gateway.breaker import Breakers, Ticket
 from eldr.gateway.counters import Event
-from eldr.gateway.engine_client import EngineClient, deadline, read_all
-from eldr.gateway.errors import GatewayError, LegError, WorkerRefusalError, error_body, from_router
+from eldr.gateway.decoded import DecodedCounts
+from eldr.gateway.engine_client import EngineClient, read_all
+from eldr.gateway.errors import (
+    BarredError,
+    GatewayError,
+    LegError,
+    StaleHandoffError,
+    WorkerRefusalError,
+    error_body,
+    from_router,
+)
 from eldr.gateway.first_token import (
     FirstToken,
     first_events,
@@ -24,6 +42,7 @@ from eldr.gateway.first_token import (
     sampling_prefill_body,
     whole_answer,
 )
+from eldr.gateway.guard import Guard
 from eldr.gateway.legs import (
     ClientRequest,
     decode_body,
@@ -37,6 +56,7 @@ from eldr.gateway.sampling import CountSampler, FinishedRequest, NoSampling
 from eldr.gateway.settings import GatewaySettings
 from eldr.gateway.stream import EventRelay
 from eldr.gateway.transfers import Handoff, Transfer
+from eldr.gateway.watch import Watch
 
 log = structlog.get_logger()
 
@@ -59,12 +79,14 @@ class _Course:
     """How a request went so far. `failed` holds the workers that are not asked again.
 
     `takes_first` while the next prefill leg's token shall be the first of the answer, `first` once one is. From
-    then on `request` is the rest of the request. `sampled` where its expert counts shall be recorded.
+    then on `request` is the rest of the request. `sampled` where its expert counts shall be recorded, `teaches`
+    where the router's predictor shall learn from them.
     """
 
     request: ClientRequest
     held: ExitStack
     sampled: bool = False
+    teaches: bool = False
     attempt: int = 1
     handoff: Handoff | None = None
     takes_first: bool = False
@@ -88,6 +110,7 @@ class Coordinator:
         settings: GatewaySettings,
         clock: Callable[[], float],
         sampler: CountSampler | None = None,
+        decoded: DecodedCounts | None = None,
     ) -> None:
         self._engines = engines
         self._releases = releases
@@ -95,13 +118,17 @@ class Coordinator:
         self._settings = settings
         self._clock = clock
         self._sampler = NoSampling() if sampler is None else sampler
+        self._decoded = decoded
+        self._guard = Guard(Breakers(settings.breaker_failures, settings.breaker_open_s, clock), self._counts)
+        self.watch = Watch(engines.alive, settings.probe_after_s, self._counts, clock)
 
     @asynccontextmanager
     async def answer(self, request: ClientRequest) -> AsyncIterator[Answer]:
         """The answer to a request; leaving the context gives everything back. Raises GatewayError."""
         with ExitStack() as held:
             takes_first = self._takes_first(request)
-            course = _Course(request, held, self._sampler.wanted(), takes_first=takes_first)
+            teaches = self._decoded is not None and self._decoded.wanted()
+            course = _Course(request, held, self._sampler.wanted(), teaches, takes_first=takes_first)
             try:
                 answer = await self._serve(course)
             except WorkerRefusalError as refusal:
@@ -139,7 +166,10 @@ class Coordinator:
                     "leg_failed", request=course.request.request_id, attempt=course.attempt, error=str(error)
                 )
                 course.failure = error
-                course.failed.add(error.worker_id)
+                if not isinstance(error, StaleHandoffError):
+                    course.failed.add(error.worker_id)
+                    if isinstance(error, BarredError):
+                        continue
                 if not error.retryable or course.attempt == self._settings.attempts:
                     raise error.as_gateway_error() from error
                 course.attempt += 1
@@ -209,7 +239,9 @@ class Coordinator:
         course.held.callback(booking.release)
         worker = (
             await booking.reserve(
-                request.model, prompt_prefix(request.endpoint, request.body), sorted(course.failed)
+                request.model,
+                prompt_prefix(request.endpoint, request.body),
+                self._guard.excluded(course.failed),
             )
         ).worker
         course.headers["x-eldr-prefill"] = worker.worker_id
@@ -217,8 +249,12 @@ class Coordinator:
         body = sampling_prefill_body(request) if course.takes_first else prefill_body(request)
         transfer = Transfer(self._releases, worker, headers[LEG_ID])
         course.held.callback(transfer.release)
-        with booking.ends_with_the_leg(worker.worker_id), transfer.ends_unless_reached():
-            async with deadline(worker.worker_id, self._settings.prefill_timeout_s, "the prefill leg"):
+        with (
+            booking.ends_with_the_leg(worker.worker_id),
+            transfer.ends_unless_reached(),
+            self._guard.leg(course.held, worker, WorkerRole.PREFILL) as ticket,
+        ):
+            async with self.watch.limit(worker, self._settings.prefill_timeout_s, "the prefill leg"):
                 response = await self._engines.post(
                     worker,
                     request.endpoint,
@@ -228,6 +264,7 @@ class Coordinator:
                 )
                 course.held.callback(response.close)
                 reply = read_prefill_reply(await read_all(worker.worker_id, response))
+            ticket.succeeded()
         if reply.transfer_id:
             transfer.answered(reply.transfer_id)
         else:
@@ -245,18 +282,29 @@ class Coordinator:
         course.headers["x-eldr-decode"] = worker.worker_id
         course.headers["x-eldr-policy"] = reservation.decision.policy
         booking.on_completed = partial(self._sample, course, handoff, booking.id, worker.grpc_address)
+        if course.teaches and self._decoded is not None and handoff.reply.signature is not None:
+            booking.read_decoded = partial(self._decoded.read, worker.grpc_address, booking.id)
+        keeps = course.sampled or course.teaches
         limit_s = self._settings.first_token_timeout_s if request.streams else self._settings.decode_timeout_s
-        with booking.ends_with_the_leg(worker.worker_id):
-            async with deadline(worker.worker_id, limit_s, "the decode leg"):
+        with (
+            booking.ends_with_the_leg(worker.worker_id),
+            self._guard.leg(course.held, worker, WorkerRole.DECODE) as ticket,
+        ):
+            if self._remaining_s(handoff) <= 0:
+                raise StaleHandoffError(
+                    worker.worker_id, "the hand-off grew too old before its decoder was chosen"
+                )
+            async with self.watch.limit(worker, limit_s, "the decode leg"):
                 response = await self._engines.post(
                     worker,
                     request.endpoint,
-                    json.dumps(decode_body(request, handoff.reply, booking.id, course.sampled)).encode(),
+                    json.dumps(decode_body(request, handoff.reply, booking.id, keeps)).encode(),
                     course.leg_headers(booking.id),
                     max(0.001, min(self._settings.connect_timeout_s, self._remaining_s(handoff))),
                 )
                 course.held.callback(response.close)
-                body = await self._first_of(response, worker.worker_id, booking, course.first)
+                body = await self._first_of(course, response, worker, booking, ticket)
+            ticket.succeeded()
         handoff.transfer.ended()
         return Answer(response.status, response.content_type, course.headers, body)
 
@@ -270,7 +318,7 @@ class Coordinator:
 
         async def reserve(text: str | None) -> DecodeReservation:
             return await booking.reserve(
-                course.request, handoff.booking, handoff.reply, text, sorted(course.failed)
+                course.request, handoff.booking, handoff.reply, text, self._guard.excluded(course.failed)
             )
 
         try:
@@ -282,25 +330,30 @@ class Coordinator:
 
     async def _first_of(
         self,
+        course: _Course,
         response: aiohttp.ClientResponse,
-        worker_id: str,
+        worker: WorkerRef,
         booking: DecodeBooking,
-        first: FirstToken | None,
+        ticket: Ticket,
     ) -> bytes | AsyncIterator[bytes]:
-        """The whole JSON answer, or the stream after its first event; with `first` in front of it."""
+        """The whole JSON answer, or the stream after its first event; with a first token in front of it."""
+        worker_id, first = worker.worker_id, course.first
         if response.content_type == EVENT_STREAM:
             rewrite = bytes if first is None else partial(later_event, first)
-            relay = EventRelay(worker_id, response.content, self._settings.idle_timeout_s, rewrite)
+            wait = partial(self.watch.limit, worker, self._settings.idle_timeout_s, "the next token")
+            relay = EventRelay(worker_id, response.content, wait, rewrite)
             await relay.open()
             booking.output_tokens = lambda: relay.output_tokens
-            return self._stream(relay, booking)
+            return self._stream(relay, booking, ticket)
         body = await read_all(worker_id, response)
         tokens = usage_of(read_reply(body), "completion_tokens")
         booking.output_tokens = lambda: tokens
         booking.completed()
         return body if first is None else merged_answer(first, body)
 
-    async def _stream(self, relay: EventRelay, booking: DecodeBooking) -> AsyncIterator[bytes]:
+    async def _stream(
+        self, relay: EventRelay, booking: DecodeBooking, ticket: Ticket
+    ) -> AsyncIterator[bytes]:
         """The decoder's events; a failure in their midst is an error event, with no [DONE] after it."""
         try:
             async for block in relay.blocks():
@@ -308,6 +361,7 @@ class Coordinator:
         except LegError as error:
             self._counts[Event.STREAM_FAILED] += 1
             booking.outcome = error.outcome
+            self._guard.failed(error.worker_id, ticket, error.fault)
             failure: GatewayError = error.as_gateway_error()
             yield b"data: " + error_body(failure.status, failure.message) + b"\n\n"
         else:

@@ -1,8 +1,6 @@
 """HTTP to the workers: pooled connections, and every failure as a LegError that says whether it was reached."""
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +14,9 @@ from eldr.rpc.worker_status import WorkerRef
 
 POOL_KEEPALIVE_S = 4.0
 """How long an idle connection is kept: less than the 5 s after which vLLM's server closes it."""
+
+PROBE_TIMEOUT_S = 5.0
+"""How long a worker may take to answer a health check."""
 
 _TRANSPORT = (aiohttp.ClientError, OSError)
 
@@ -36,6 +37,8 @@ class EngineClient:
     def _session(self, **options: Any) -> aiohttp.ClientSession:
         trace = aiohttp.TraceConfig()
         trace.on_connection_reuseconn.append(_note_reuse)
+        trace.on_connection_queued_start.append(_note_queued)
+        trace.on_connection_queued_end.append(_note_turn)
         connector = aiohttp.TCPConnector(
             limit=0, limit_per_host=self._settings.connections_per_worker, **options
         )
@@ -66,14 +69,28 @@ class EngineClient:
         finally:
             response.close()
 
+    async def alive(self, worker: WorkerRef) -> bool:
+        """Whether a worker answers its health check with anything but a 5xx, within `PROBE_TIMEOUT_S`."""
+        try:
+            async with self._fresh.get(
+                worker.http_url.rstrip("/") + "/health",
+                timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S),
+                allow_redirects=False,
+                trace_request_ctx=SimpleNamespace(reused=False, queued=False),
+            ) as response:
+                return response.status < 500
+        except (*_TRANSPORT, TimeoutError):
+            return False
+
     async def _send(
         self, worker: WorkerRef, path: str, body: bytes, headers: Mapping[str, str], connect_timeout_s: float
     ) -> aiohttp.ClientResponse:
         """A kept connection that the worker has just closed says nothing about the worker: one more try."""
-        use = SimpleNamespace(reused=False)
+        use = SimpleNamespace(reused=False, queued=False)
         try:
             return await _post(self._pool, worker, path, body, headers, connect_timeout_s, use)
         except LegError as error:
+            self._counts[Event.WORKER_FULL] += use.queued
             if not (use.reused and error.reached and error.retryable):
                 raise
         self._counts[Event.CONNECTION_RETRIED] += 1
@@ -82,6 +99,14 @@ class EngineClient:
 
 async def _note_reuse(_session: aiohttp.ClientSession, context: Any, _params: object) -> None:
     context.trace_request_ctx.reused = True
+
+
+async def _note_queued(_session: aiohttp.ClientSession, context: Any, _params: object) -> None:
+    context.trace_request_ctx.queued = True
+
+
+async def _note_turn(_session: aiohttp.ClientSession, context: Any, _params: object) -> None:
+    context.trace_request_ctx.queued = False
 
 
 async def _post(
@@ -102,6 +127,16 @@ async def _post(
             allow_redirects=False,
             trace_request_ctx=use,
         )
+    except aiohttp.ConnectionTimeoutError as error:
+        if not use.queued:
+            raise transport_error(worker.worker_id, error) from error
+        raise LegError(
+            worker.worker_id,
+            "all connections to it are in use",
+            outcome=Outcome.BACKPRESSURE,
+            reached=False,
+            retryable=True,
+        ) from error
     except _TRANSPORT as error:
         raise transport_error(worker.worker_id, error) from error
 
@@ -136,14 +171,3 @@ async def _judge(worker: WorkerRef, response: aiohttp.ClientResponse) -> LegErro
         return WorkerRefusalError(worker.worker_id, status, body, response.content_type)
     detail = f"HTTP {status}: {body[:500].decode('utf-8', 'replace')}"
     return LegError(worker.worker_id, detail, outcome=Outcome.WORKER_ERROR, retryable=status in (502, 504))
-
-
-@asynccontextmanager
-async def deadline(worker_id: str, seconds: float, what: str) -> AsyncIterator[None]:
-    """A time limit on a part of a leg. Raises LegError with the outcome TIMEOUT."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as error:
-        detail = f"{what} took longer than {seconds:g} s"
-        raise LegError(worker_id, detail, outcome=Outcome.TIMEOUT) from error

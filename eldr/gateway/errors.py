@@ -5,12 +5,14 @@ import json
 import grpc
 
 from eldr.client import NoWorkerError, Outcome, RouterError
+from eldr.gateway.breaker import Fault
 
 _KINDS = {
     400: "BadRequestError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
+    429: "RateLimitError",
     502: "BadGatewayError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
@@ -86,11 +88,41 @@ class LegError(Exception):
         self.reached = reached
         self.retryable = retryable
 
+    @property
+    def fault(self) -> Fault:
+        """What the failure says about the worker."""
+        if self.outcome in (Outcome.BACKPRESSURE, Outcome.ABANDONED):
+            return Fault.NONE
+        return Fault.SILENT if self.retryable or self.outcome is Outcome.TIMEOUT else Fault.ANSWERED
+
     def as_gateway_error(self) -> GatewayError:
-        """503 from a full worker, 504 on a timeout, else 502."""
-        if self.outcome is Outcome.BACKPRESSURE:
+        """503 from a full worker or one that is closed off, 504 on a timeout, else 502."""
+        if self.outcome in (Outcome.BACKPRESSURE, Outcome.ABANDONED):
             return unavailable(str(self))
         return GatewayError(504 if self.outcome is Outcome.TIMEOUT else 502, str(self))
+
+
+class WorkerLostError(LegError):
+    """The worker is no longer there, though the connection stands."""
+
+    def __init__(self, worker_id: str, detail: str) -> None:
+        super().__init__(worker_id, detail, outcome=Outcome.TIMEOUT, retryable=True)
+
+    @property
+    def fault(self) -> Fault:
+        """GONE."""
+        return Fault.GONE
+
+
+class BarredError(LegError):
+    """The worker was picked, but gets no request now; it never heard of this one."""
+
+    def __init__(self, worker_id: str, detail: str) -> None:
+        super().__init__(worker_id, detail, outcome=Outcome.ABANDONED, reached=False, retryable=True)
+
+
+class StaleHandoffError(BarredError):
+    """The hand-off is no longer safely within its lease; its decoder is not to blame and never heard of it."""
 
 
 class WorkerRefusalError(Exception):

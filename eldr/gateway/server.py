@@ -50,6 +50,7 @@ class GatewayServer:
         self._draining = False
         self._cutting = False
         self._runner: web.AppRunner | None = None
+        self._keepers: list[asyncio.Task[None]] = []
 
     async def start(self, host: str, port: int) -> str:
         """Listens and returns the address as host:port. Raises OSError where it cannot."""
@@ -66,6 +67,11 @@ class GatewayServer:
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         await site.start()
+        watch = self._coordinator.watch
+        self._keepers = [
+            asyncio.ensure_future(watch.run()),
+            asyncio.ensure_future(watch.follow(self._releases.router.watch_fleet)),
+        ]
         bound = self._runner.addresses[0]
         return f"{bound[0]}:{bound[1]}"
 
@@ -87,6 +93,9 @@ class GatewayServer:
                 await self._releases.settled()
         except TimeoutError:
             log.warning("releases_unfinished", after_s=SETTLE_S)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
         log.info("stopped", counts={str(name): count for name, count in self._counts.items() if count})
 
     def hurry(self) -> None:

@@ -25,9 +25,18 @@ class GatewaySettings:
     attempts: int = 3
     """Decode legs that are tried for one request, the first included."""
     connections_per_worker: int = 512
+    """Legs at one worker at a time; the next ones wait `connect_timeout_s`, then go elsewhere."""
+    breaker_failures: int = 5
+    """Failures in a row after which a worker gets no request for a while."""
+    breaker_open_s: float = 5.0
+    """How long that is; doubled at each failed probe, up to eight times."""
+    probe_after_s: float = 10.0
+    """Silence of a worker after which its health is asked for."""
     max_body_bytes: int = 16 * 1024 * 1024
     first_token_from_prefill: bool = False
     """Whether the token that prefill samples goes to the client before the decoder is chosen."""
+    learn_share: float = 0.0
+    """Of the requests, from whose decode counts the router's predictor learns."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -37,5 +46,7 @@ class GatewaySettings:
             low, high = (1, float("inf")) if isinstance(entry.default, int) else (0.001, float("inf"))
             if entry.name == "handoff_timeout_s":
                 high = KV_LEASE_S * 2 / 3
+            if entry.name == "learn_share":
+                low, high = 0, 1
             if not low <= value <= high:
                 raise ValueError(f"{entry.name} must be {low:g} to {high:g}, got {value}")

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
 
-from eldr.gateway.engine_client import deadline, transport_error
+from eldr.gateway.engine_client import transport_error
 from eldr.gateway.errors import LegError
 from eldr.gateway.legs import ReplyError, failure_of, usage_of
 from eldr.rpc.outcome import Outcome
@@ -24,20 +25,20 @@ class EventRelay:
 
     A stream ends well with `data: [DONE]` and nothing else. On an error event, a choice with finish_reason
     "error", a broken connection, silence or a missing [DONE] a LegError is raised in its place (case 2.18);
-    the events before it are relayed. `rewrite` makes of an event what the client gets; its
-    ReplyError is a failure too.
+    the events before it are relayed. `wait` limits the wait for the next bytes. `rewrite` makes of an event what
+    the client gets; its ReplyError is a failure too.
     """
 
     def __init__(
         self,
         worker_id: str,
         content: aiohttp.StreamReader,
-        idle_timeout_s: float,
+        wait: Callable[[], AbstractAsyncContextManager[None]],
         rewrite: Callable[[bytes], bytes] = bytes,
     ) -> None:
         self._worker_id = worker_id
         self._content = content
-        self._idle_timeout_s = idle_timeout_s
+        self._wait = wait
         self._rewrite = rewrite
         self._buffer = b""
         self._first = b""
@@ -65,7 +66,7 @@ class EventRelay:
         """The stream from its first event on. Raises LegError where it does not end well."""
         yield self._first
         while not (self._done or self._failure):
-            async with deadline(self._worker_id, self._idle_timeout_s, "the next token"):
+            async with self._wait():
                 data = await self._read()
             block = self._take(data)
             if block:

@@ -16,8 +16,10 @@ async def make_fleet(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[
     monkeypatch.setattr(transfers, "UNSEEN_DELAY_S", 0.05)
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(prefills: int = 1, decodes: int = 2, sampler=None, **settings) -> Fleet:
-            fleet = Fleet(prefills, decodes, GatewaySettings(**settings), sampler)
+        async def make(
+            prefills: int = 1, decodes: int = 2, sampler=None, read_counts=None, **settings
+        ) -> Fleet:
+            fleet = Fleet(prefills, decodes, GatewaySettings(**settings), sampler, read_counts)
             stack.push_async_callback(fleet.stop)
             await fleet.start()
             return fleet

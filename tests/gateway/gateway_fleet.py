@@ -6,7 +6,7 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 import grpc
@@ -14,6 +14,7 @@ import grpc
 from eldr.client import (
     Decision,
     DecodeReservation,
+    FleetSnapshot,
     NoWorkerError,
     Outcome,
     PrefillReservation,
@@ -26,10 +27,12 @@ from eldr.client import (
 from eldr.gateway.bookings import Releases
 from eldr.gateway.coordinator import Coordinator
 from eldr.gateway.counters import Counts
+from eldr.gateway.decoded import DecodedCounts, ReadCounts
 from eldr.gateway.engine_client import EngineClient
 from eldr.gateway.sampling import CountSampler
 from eldr.gateway.server import GatewayServer
 from eldr.gateway.settings import GatewaySettings
+from eldr.signature.expert_signature import ExpertSignature
 from eldr.signature.geometry import ModelGeometry
 from eldr.testing.fake_engine import FakeEngine, FakeTransfers
 from eldr.testing.faults import Pause
@@ -44,11 +47,13 @@ class RecordingRouter:
         self.engines = {WorkerRole.PREFILL: prefills, WorkerRole.DECODE: decodes}
         self.booked: dict[str, str] = {}
         self.released: list[tuple[str, Outcome, int]] = []
+        self.decoded: list[ExpertSignature | None] = []
         self.decode_queries: list[dict] = []
         self.prefixes: list[bytes] = []
         self.error: Exception | None = None
         self.gates: dict[str, asyncio.Event] = {}
         self.waiting: Counter[str] = Counter()
+        self.snapshots: asyncio.Queue[FleetSnapshot] = asyncio.Queue()
         self._turns = {role: itertools.count() for role in WorkerRole}
 
     async def _pick(self, role: WorkerRole, exclude: list[str], reservation_id: str) -> WorkerRef:
@@ -84,9 +89,14 @@ class RecordingRouter:
         decision = Decision(worker.worker_id, "round-robin", "its turn")
         return DecodeReservation(query["reservation_id"], worker, decision, 60.0)
 
-    async def release_decode(self, reservation_id, outcome, output_tokens) -> bool:
+    async def release_decode(self, reservation_id, outcome, output_tokens, decoded=None) -> bool:
         self.released.append(("decode", outcome, output_tokens))
+        self.decoded.append(decoded)
         return self.booked.pop(reservation_id, None) is not None
+
+    async def watch_fleet(self) -> AsyncIterator[FleetSnapshot]:
+        while True:
+            yield await self.snapshots.get()
 
     async def workers(self) -> list[WorkerStatus]:
         if self.error:
@@ -119,7 +129,12 @@ class Fleet:
     """The gateway and everything around it. `plain` is one ordinary engine, for comparison."""
 
     def __init__(
-        self, prefills: int, decodes: int, settings: GatewaySettings, sampler: CountSampler | None = None
+        self,
+        prefills: int,
+        decodes: int,
+        settings: GatewaySettings,
+        sampler: CountSampler | None = None,
+        read_counts: ReadCounts | None = None,
     ) -> None:
         self.transfers = FakeTransfers()
         self.prefills = [FakeEngine(f"p{index}", self.transfers) for index in range(prefills)]
@@ -131,6 +146,7 @@ class Fleet:
         self.released_at: list[tuple[str, str]] = []
         self._settings = settings
         self._sampler = sampler
+        self._decoded = read_counts and DecodedCounts(settings.learn_share, read_counts, self.counts)
         self._stack = contextlib.AsyncExitStack()
 
     async def _release_transfer(self, grpc_address: str, transfer_id: str, incarnation: str) -> bool:
@@ -142,8 +158,10 @@ class Fleet:
             await self._stack.enter_async_context(engine)
         self.engines = EngineClient(self._settings, self.counts)
         self._stack.push_async_callback(self.engines.close)
-        coordinator = Coordinator(self.engines, self.releases, self._settings, time.monotonic, self._sampler)
-        self.server = GatewayServer(coordinator, self.releases, self._settings, "1.2.3")
+        self.coordinator = Coordinator(
+            self.engines, self.releases, self._settings, time.monotonic, self._sampler, self._decoded
+        )
+        self.server = GatewayServer(self.coordinator, self.releases, self._settings, "1.2.3")
         address = await self.server.start("127.0.0.1", 0)
         self._stack.push_async_callback(self.server.stop, 0.0)
         self.url = f"http://{address}"

@@ -1,5 +1,6 @@
 """The relay of server-sent events."""
 
+import contextlib
 import json
 
 import aiohttp
@@ -34,7 +35,7 @@ def event(text: str, **fields) -> bytes:
 
 
 async def relayed(content: Content, rewrite=bytes) -> tuple[bytes, EventRelay, LegError | None]:
-    relay = EventRelay("d0", content, 1.0, rewrite)
+    relay = EventRelay("d0", content, contextlib.nullcontext, rewrite)
     out = b""
     try:
         await relay.open()
