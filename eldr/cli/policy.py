@@ -1,5 +1,6 @@
 """`eldr policy`: the policy of a running router."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 
@@ -7,7 +8,7 @@ import click
 
 from eldr.cli.calls import ask
 from eldr.cli.options import policy_option, router_option
-from eldr.client import PolicyStatus
+from eldr.client import DecodeSharesFit, PolicyStatus
 
 
 @click.group(name="policy")
@@ -24,12 +25,24 @@ def get(router: str, as_json: bool) -> None:
     if as_json:
         click.echo(
             json.dumps(
-                {"policy": status.policy, "options": dict(status.options), "available": status.available}
+                {
+                    "policy": status.policy,
+                    "options": dict(status.options),
+                    "available": status.available,
+                    "step_times": [dataclasses.asdict(fit) for fit in status.step_times],
+                    "decode_shares": dataclasses.asdict(status.decode_shares),
+                }
             )
         )
         return
     click.echo(_line(status))
     click.echo(f"available: {', '.join(status.available)}")
+    for fit in status.step_times:
+        click.echo(
+            f"step time, {fit.group}: error {fit.error:.1%} over {fit.observations} observations, "
+            f"{fit.outliers} outliers"
+        )
+    click.echo(_shares_line(status.decode_shares))
 
 
 @command.command(name="set")
@@ -39,6 +52,16 @@ def get(router: str, as_json: bool) -> None:
 def set_(name: str, policy_options: Mapping[str, float], router: str) -> None:
     """Switch to the policy NAME from the next decision on. Options left out take their defaults."""
     click.echo(_line(ask(router, lambda client: client.set_policy(name, policy_options))))
+
+
+def _shares_line(fit: DecodeSharesFit) -> str:
+    if not fit.observations:
+        return "decode shares: counts / tokens, no decode counts were seen"
+    form = "learned" if fit.learned else "counts / tokens"
+    return (
+        f"decode shares: {form}, error {fit.error:.4f} a share over {fit.observations} requests "
+        f"(counts / tokens: {fit.plain_error:.4f})"
+    )
 
 
 def _line(status: PolicyStatus) -> str:

@@ -11,6 +11,7 @@ from eldr.client.errors import (
 from eldr.client.results import (
     DecisionEvent,
     DecodeReservation,
+    DecodeSharesFit,
     DrainStatus,
     DriftStatus,
     FleetSnapshot,
@@ -19,6 +20,7 @@ from eldr.client.results import (
     PrefillStatus,
     ProfileStatus,
     SignatureEvent,
+    StepTimeFit,
 )
 from eldr.client.router_client import RouterClient
 from eldr.client.worker_client import WorkerClient
@@ -37,6 +39,7 @@ __all__ = [
     "Decision",
     "DecisionEvent",
     "DecodeReservation",
+    "DecodeSharesFit",
     "DecoderState",
     "DecoderTotals",
     "DrainStatus",
@@ -53,6 +56,7 @@ __all__ = [
     "RouterError",
     "RouterUnreachableError",
     "SignatureEvent",
+    "StepTimeFit",
     "WorkerClient",
     "WorkerError",
     "WorkerHealth",

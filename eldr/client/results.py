@@ -32,12 +32,34 @@ class DecodeReservation:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimeFit:
+    """Step-time model of one group of decoders; `error` is the recent mean of |observed / predicted - 1|."""
+
+    group: str
+    observations: int
+    outliers: int
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSharesFit:
+    """Predictor of decode shares. Errors are root mean squares of a share: in force, and of counts / tokens."""
+
+    observations: int = 0
+    learned: bool = False
+    error: float = 0.0
+    plain_error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyStatus:
-    """The policy in force, its options, and the names that `set_policy` takes now."""
+    """The policy in force, its options, the names that `set_policy` takes now, and how well the models fit."""
 
     policy: str
     options: Mapping[str, float]
     available: tuple[str, ...] = ()
+    step_times: tuple[StepTimeFit, ...] = ()
+    decode_shares: DecodeSharesFit = DecodeSharesFit()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,13 @@ from eldr.client.errors import is_unreachable, router_error
 from eldr.client.results import (
     DecisionEvent,
     DecodeReservation,
+    DecodeSharesFit,
     DriftStatus,
     FleetSnapshot,
     PolicyStatus,
     PrefillReservation,
     ProfileStatus,
+    StepTimeFit,
 )
 from eldr.routing.contract import Decision
 from eldr.rpc.codec import decode_decision, encode_signature, encode_worker_info, signature_message_from_text
@@ -146,10 +148,22 @@ class RouterClient:
             answer.expires_in_s,
         )
 
-    async def release_decode(self, reservation_id: str, outcome: Outcome, output_tokens: int = 0) -> bool:
-        """Ends a decode booking. False when it was unknown or already released."""
+    async def release_decode(
+        self,
+        reservation_id: str,
+        outcome: Outcome,
+        output_tokens: int = 0,
+        decoded: ExpertSignature | None = None,
+    ) -> bool:
+        """Ends a decode booking. False when it was unknown or already released.
+
+        The router's predictor of decode shares learns from `decoded`, see `WorkerClient.get_decode_counts`.
+        """
         request = routing_pb2.ReleaseDecodeRequest(
-            reservation_id=reservation_id, outcome=encode_outcome(outcome), output_tokens=output_tokens
+            reservation_id=reservation_id,
+            outcome=encode_outcome(outcome),
+            output_tokens=output_tokens,
+            decoded=None if decoded is None else encode_signature(decoded),
         )
         answer = await self._call(RouterServiceStub, "ReleaseDecode", request)
         return bool(answer.released)
@@ -221,9 +235,18 @@ class RouterClient:
     # Policy and profile.
 
     async def get_policy(self) -> PolicyStatus:
-        """The policy in force."""
+        """The policy in force, and how well its models fit."""
         answer = await self._call(ProfileServiceStub, "GetPolicy", routing_pb2.GetPolicyRequest())
-        return PolicyStatus(answer.policy, dict(answer.options), tuple(answer.available))
+        shares = answer.decode_shares
+        return PolicyStatus(
+            answer.policy,
+            dict(answer.options),
+            tuple(answer.available),
+            tuple(
+                StepTimeFit(fit.group, fit.observations, fit.outliers, fit.error) for fit in answer.step_times
+            ),
+            DecodeSharesFit(shares.observations, shares.learned, shares.error, shares.plain_error),
+        )
 
     async def set_policy(self, name: str, options: Mapping[str, float] | None = None) -> PolicyStatus:
         """Switches the policy; options left out take their defaults. `available` is empty in the answer.

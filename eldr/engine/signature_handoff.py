@@ -253,6 +253,7 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
             max_model_len=model.max_model_len,
             max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
             kv_layout=f"{vllm_config.cache_config.cache_dtype}/{model.dtype}",
+            hit_window_steps=self._config.hit_window_steps,
         )
 
 

@@ -20,9 +20,11 @@ from eldr.router.decoder_views import DecoderViews
 from eldr.router.errors import NoWorkerError, UnknownModelError
 from eldr.router.fleet import Fleet, Member, Report
 from eldr.router.ledger import Ledger
+from eldr.router.lessons import DecodeLessons
 from eldr.router.messages import Answer, Booked, DecisionMade
 from eldr.router.prefill import choose_prefill
 from eldr.router.settings import RouterSettings
+from eldr.router.signatures import ReadSignature
 from eldr.routing.contract import (
     Booking,
     Decision,
@@ -39,7 +41,6 @@ from eldr.routing.step_time import StepTimes, observe
 from eldr.rpc.outcome import Outcome
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
 from eldr.rpc.worker_status import WorkerStatus
-from eldr.signature.expert_signature import ExpertSignature
 
 log = structlog.get_logger()
 
@@ -67,6 +68,7 @@ class RouterCore:
         """Generations of the fleet; the newest is enough for a slow reader."""
         self.step_times = StepTimes()
         self.predictor = Predictor()
+        self._lessons = DecodeLessons(self.predictor, self.counters, self.gauges)
         self.fleet = Fleet(settings.health, on_end=self._forget)
         self._clock = clock
         self._ledgers: Mapping[WorkerRole, Ledger[Answer]] = {
@@ -171,7 +173,7 @@ class RouterCore:
         reservation_id: str,
         outcome: Outcome,
         output_tokens: int = 0,
-        decoded: ExpertSignature | None = None,
+        decoded: ReadSignature | None = None,
     ) -> bool:
         """Ends a booking. Idempotent: False where there was none.
 
@@ -184,8 +186,8 @@ class RouterCore:
             return False
         if role is WorkerRole.DECODE:
             self._views.changed(entry.worker_id)
-            if decoded is not None and entry.booking.signature is not None:
-                self.predictor.observe(entry.booking.signature, decoded.counts, decoded.covered_tokens)
+            if decoded is not None:
+                self._lessons.take(entry.booking, decoded)
         self.counters.add("eldr_releases_total", role=role.value, outcome=outcome.value)
         self.counters.add("eldr_output_tokens_total", output_tokens)
         return True
@@ -240,7 +242,7 @@ class RouterCore:
         if result is not Report.ACCEPTED or member is None:
             return result
         self._ledgers[WorkerRole.DECODE].carry(state.worker_id, state.reservation_ids, now_s)
-        self._views.reported(previous, state)
+        self._views.reported(member.info, previous, state)
         seen = observe(previous, state, member.info.geometry.experts)
         if seen is not None:
             self.step_times.model(member.info.engine_version).observe(seen)

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 
 from eldr.router.fleet import Member
-from eldr.routing.carried import CarriedBookings
+from eldr.routing.carried import WINDOW_STEPS, CarriedBookings
 from eldr.routing.contract import Booking, DecoderView
 from eldr.routing.state import DecoderState
+from eldr.rpc.worker_info import WorkerInfo
 
 
 class DecoderViews:
@@ -40,11 +41,13 @@ class DecoderViews:
         """Something in the worker's view is different now."""
         self._views.pop(worker_id, None)
 
-    def reported(self, previous: DecoderState | None, state: DecoderState) -> None:
+    def reported(self, info: WorkerInfo, previous: DecoderState | None, state: DecoderState) -> None:
         """A report came in, and its worker's bookings have been renewed."""
-        worker_id = state.worker_id
+        worker_id = info.worker_id
         self.changed(worker_id)
-        carried = self._carried.setdefault(worker_id, CarriedBookings())
+        carried = self._carried.get(worker_id)
+        if carried is None:
+            carried = self._carried[worker_id] = CarriedBookings(info.hit_window_steps or WINDOW_STEPS)
         self._fresh[worker_id] = carried.report(previous, state, self._bookings(worker_id))
 
     def forget(self, worker_id: str) -> None:

@@ -13,8 +13,9 @@ from eldr.router.core import RouterCore
 from eldr.router.errors import RequestError
 from eldr.router.refit import LiveFit
 from eldr.router.refusals import answers
-from eldr.router.signatures import read_signature
+from eldr.router.signatures import read_decoded, read_signature
 from eldr.routing.contract import DecodeRequest
+from eldr.routing.predictor import PLAIN
 from eldr.rpc.codec import decode_query, decode_worker_info, encode_decision
 from eldr.rpc.fleet_codec import decode_outcome, encode_worker_ref, encode_worker_status
 from eldr.rpc.worker_info import WorkerRole
@@ -82,6 +83,7 @@ class RouterServicer(routing_pb2_grpc.RouterServiceServicer):  # type: ignore[mi
             _known_id(request.reservation_id),
             decode_outcome(request.outcome),
             request.output_tokens,
+            read_decoded(request, self._core.fleet.geometry),
         )
         return routing_pb2.ReleaseDecodeResponse(released=released)
 
@@ -209,8 +211,23 @@ class ProfileServicer(routing_pb2_grpc.ProfileServiceServicer):  # type: ignore[
     @answers
     def GetPolicy(self, request: routing_pb2.GetPolicyRequest) -> routing_pb2.GetPolicyResponse:  # noqa: N802
         name, options = self._core.policy
+        predictor = self._core.predictor
         return routing_pb2.GetPolicyResponse(
-            policy=name, options=options, available=self._core.available_policies
+            policy=name,
+            options=options,
+            available=self._core.available_policies,
+            step_times=[
+                routing_pb2.StepTimeFit(
+                    group=group, observations=fit.observations, outliers=fit.outliers, error=fit.error
+                )
+                for group, fit in self._core.step_times.items()
+            ],
+            decode_shares=routing_pb2.DecodeSharesFit(
+                observations=predictor.observations,
+                learned=predictor.form is not PLAIN,
+                error=predictor.error,
+                plain_error=predictor.errors[PLAIN],
+            ),
         )
 
     @answers

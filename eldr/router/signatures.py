@@ -7,7 +7,7 @@ import structlog
 from eldr.rpc.codec import CodecError, decode_signature
 from eldr.signature.expert_signature import ExpertSignature, SignatureError
 from eldr.signature.geometry import ModelGeometry
-from eldr.v1 import routing_pb2
+from eldr.v1 import routing_pb2, signature_pb2
 
 log = structlog.get_logger()
 
@@ -31,7 +31,20 @@ def read_signature(
     """
     if not query.HasField("signature"):
         return ReadSignature(None, "no-signature")
-    message = query.signature
+    read = _unpack(query.signature, geometry)
+    if read.signature is not None and read.signature.coverage < min_coverage:
+        return ReadSignature(None, "low-coverage")
+    return read
+
+
+def read_decoded(
+    request: routing_pb2.ReleaseDecodeRequest, geometry: ModelGeometry | None
+) -> ReadSignature | None:
+    """The decode counts that a release brings, None where it brings none; problems as in `read_signature`."""
+    return _unpack(request.decoded, geometry) if request.HasField("decoded") else None
+
+
+def _unpack(message: signature_pb2.ExpertSignature, geometry: ModelGeometry | None) -> ReadSignature:
     if geometry is not None and (message.layers, message.experts) != geometry.shape:
         # Before unpacking, so that a small message of another shape cannot ask for much memory.
         log.warning("signature_mismatch", shape=(message.layers, message.experts), expected=geometry.shape)
@@ -49,6 +62,4 @@ def read_signature(
             return ReadSignature(None, "signature-mismatch")
     if signature.covered_tokens == 0:
         return ReadSignature(None, "empty-signature")
-    if signature.coverage < min_coverage:
-        return ReadSignature(None, "low-coverage")
     return ReadSignature(signature, "")

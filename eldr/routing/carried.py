@@ -6,7 +6,7 @@ from eldr.routing.contract import Booking
 from eldr.routing.state import DecoderState
 
 WINDOW_STEPS = 16
-"""Default window of a decoder's hit frequency, in decode steps (the engine's `hit_window_steps`)."""
+"""Window of the hit frequency of a decoder that does not say its own, in decode steps."""
 
 SMALLEST_SHARE = 0.05
 """A missing share below this is none."""
@@ -15,9 +15,10 @@ SMALLEST_SHARE = 0.05
 class CarriedBookings:
     """Of one decoder: for how many of its decode steps each booking has been running.
 
-    The hit frequency is an exponential mean over steps with weight 1/W, so that after s steps a request's
-    share of it still misses (1 - 1/W)^s. A booking counts as begun halfway between the report that contains
-    it first and the one before. Steps are the decoder's own totals: no clocks are compared.
+    The hit frequency is an exponential mean over steps with weight 1/W (`window_steps`, the engine's
+    `hit_window_steps`), so that after s steps a request's share of it still misses (1 - 1/W)^s. A booking
+    counts as begun halfway between the report that contains it first and the one before. Steps are the
+    decoder's own totals: no clocks are compared.
     """
 
     def __init__(self, window_steps: int = WINDOW_STEPS) -> None:

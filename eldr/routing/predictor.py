@@ -7,6 +7,7 @@ learned from yet, and plain stays until another has been clearly better.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,20 @@ class Form:
 
 PLAIN = Form(0.0, False)
 FORMS = (PLAIN, *(Form(k, ratios) for k in (0.0, 8.0, 32.0) for ratios in (False, True) if k or ratios))
+
+
+class Lesson(StrEnum):
+    """What became of a finished request."""
+
+    LEARNED = "learned"
+    SHORT = "short"
+    """Too few decoded tokens to tell shares."""
+    EMPTY = "empty"
+    """No prompt token is covered, or no pick was counted."""
+    OTHER_SHAPE = "other-shape"
+    """The counts have another shape than the signature."""
+    NOT_COUNTS = "not-counts"
+    """Negative or not finite."""
 
 
 class Predictor:
@@ -49,7 +64,7 @@ class Predictor:
         self._publish_every = publish_every
         self._margin = margin
         self._least_decode_tokens = least_decode_tokens
-        self._shape: tuple[int, int] | None = None
+        self._model = ("", (0, 0))
         self._prefill = np.zeros(0, np.float32)
         self._decode = np.zeros(0, np.float32)
         self._weight = 0.0
@@ -58,6 +73,11 @@ class Predictor:
         self._ratio: Floats32 | None = None
         self.form = PLAIN
         self.observations = 0
+
+    @property
+    def error(self) -> float:
+        """Root mean squared error of the form in force; see `errors`."""
+        return self.errors[self.form]
 
     @property
     def errors(self) -> dict[Form, float]:
@@ -70,26 +90,29 @@ class Predictor:
     def shares(self, signature: ExpertSignature) -> Floats32:
         """Probability per decode step that the request touches each expert, float32 [layers * experts]."""
         form = self.form
-        if form is PLAIN or signature.shape != self._shape:
+        if form is PLAIN or _model_of(signature) != self._model:
             return signature.shares().reshape(-1)
         return self._predict(form, signature, self._added, self._ratio)
 
     def observe(
         self, signature: ExpertSignature, decode_counts: npt.NDArray[np.integer], decode_tokens: int
-    ) -> None:
+    ) -> Lesson:
         """Learns from a finished request: picks [layers, experts] of its `decode_tokens` decoded tokens.
 
-        Requests with few decoded tokens, or of another shape than the first one's, are passed over.
+        What cannot be learned from changes nothing, and the answer says why. A signature of another model than
+        that of the one before begins anew.
         """
-        if decode_tokens < self._least_decode_tokens or decode_counts.shape != signature.shape:
-            return
-        if self._shape is None:
-            self._shape = signature.shape
-            self._prefill = np.zeros(signature.counts.size, np.float32)
-            self._decode = np.zeros(signature.counts.size, np.float32)
-        if signature.shape != self._shape or signature.covered_tokens == 0:
-            return
+        if decode_counts.shape != signature.shape:
+            return Lesson.OTHER_SHAPE
+        if decode_tokens < self._least_decode_tokens:
+            return Lesson.SHORT
         truth = decode_counts.reshape(-1).astype(np.float32) / np.float32(decode_tokens)
+        if not (truth.min() >= 0 and truth.max() < np.inf):
+            return Lesson.NOT_COUNTS
+        if signature.covered_tokens == 0 or not truth.any():
+            return Lesson.EMPTY
+        if _model_of(signature) != self._model:
+            self._begin(signature)
         np.minimum(truth, np.float32(1.0), out=truth)
         keep = self._forgetting
         if self._weight > 0:
@@ -103,6 +126,16 @@ class Predictor:
         self.observations += 1
         if self.observations % self._publish_every == 0 and self.observations >= self._trusted_after:
             self._publish()
+        return Lesson.LEARNED
+
+    def _begin(self, signature: ExpertSignature) -> None:
+        self._model = _model_of(signature)
+        self._prefill = np.zeros(signature.counts.size, np.float32)
+        self._decode = np.zeros(signature.counts.size, np.float32)
+        self._weight = 0.0
+        self._errors = dict.fromkeys(FORMS, 0.0)
+        self.form = PLAIN
+        self.observations = 0
 
     def _tables(self) -> tuple[Floats32, Floats32]:
         share = self._prefill / np.float32(self._weight)
@@ -127,3 +160,7 @@ class Predictor:
         if form.ratios and ratio is not None:
             out *= ratio
         return np.minimum(out, np.float32(1.0), out=out)
+
+
+def _model_of(signature: ExpertSignature) -> tuple[str, tuple[int, int]]:
+    return signature.fingerprint, signature.shape

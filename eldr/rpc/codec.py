@@ -169,6 +169,7 @@ def encode_worker_info(info: WorkerInfo) -> worker_pb2.WorkerInfo:
         max_model_len=info.max_model_len,
         max_num_seqs=info.max_num_seqs,
         kv_layout=info.kv_layout,
+        hit_window_steps=info.hit_window_steps,
     )
 
 
@@ -190,6 +191,7 @@ def decode_worker_info(message: worker_pb2.WorkerInfo) -> WorkerInfo:
             max_model_len=message.max_model_len,
             max_num_seqs=message.max_num_seqs,
             kv_layout=message.kv_layout,
+            hit_window_steps=message.hit_window_steps,
         )
     except CodecError:
         raise

@@ -29,6 +29,7 @@ class WorkerInfo:
     max_model_len: int = 0
     max_num_seqs: int = 0
     kv_layout: str = ""
+    hit_window_steps: int = 0
 
     def __post_init__(self) -> None:
         for name in ("worker_id", "incarnation", "grpc_address", "served_model"):

@@ -140,14 +140,16 @@ class ReserveDecodeResponse(_message.Message):
     def __init__(self, reservation_id: _Optional[str] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., expires_in_s: _Optional[float] = ...) -> None: ...
 
 class ReleaseDecodeRequest(_message.Message):
-    __slots__ = ("reservation_id", "outcome", "output_tokens")
+    __slots__ = ("reservation_id", "outcome", "output_tokens", "decoded")
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODED_FIELD_NUMBER: _ClassVar[int]
     reservation_id: str
     outcome: Outcome
     output_tokens: int
-    def __init__(self, reservation_id: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+    decoded: _signature_pb2.ExpertSignature
+    def __init__(self, reservation_id: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., output_tokens: _Optional[int] = ..., decoded: _Optional[_Union[_signature_pb2.ExpertSignature, _Mapping]] = ...) -> None: ...
 
 class ReleaseDecodeResponse(_message.Message):
     __slots__ = ("released",)
@@ -256,7 +258,7 @@ class GetPolicyRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetPolicyResponse(_message.Message):
-    __slots__ = ("policy", "options", "available")
+    __slots__ = ("policy", "options", "available", "step_times", "decode_shares")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -267,10 +269,38 @@ class GetPolicyResponse(_message.Message):
     POLICY_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_SHARES_FIELD_NUMBER: _ClassVar[int]
     policy: str
     options: _containers.ScalarMap[str, float]
     available: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, policy: _Optional[str] = ..., options: _Optional[_Mapping[str, float]] = ..., available: _Optional[_Iterable[str]] = ...) -> None: ...
+    step_times: _containers.RepeatedCompositeFieldContainer[StepTimeFit]
+    decode_shares: DecodeSharesFit
+    def __init__(self, policy: _Optional[str] = ..., options: _Optional[_Mapping[str, float]] = ..., available: _Optional[_Iterable[str]] = ..., step_times: _Optional[_Iterable[_Union[StepTimeFit, _Mapping]]] = ..., decode_shares: _Optional[_Union[DecodeSharesFit, _Mapping]] = ...) -> None: ...
+
+class StepTimeFit(_message.Message):
+    __slots__ = ("group", "observations", "outliers", "error")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    OUTLIERS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    observations: int
+    outliers: int
+    error: float
+    def __init__(self, group: _Optional[str] = ..., observations: _Optional[int] = ..., outliers: _Optional[int] = ..., error: _Optional[float] = ...) -> None: ...
+
+class DecodeSharesFit(_message.Message):
+    __slots__ = ("observations", "learned", "error", "plain_error")
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    LEARNED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_ERROR_FIELD_NUMBER: _ClassVar[int]
+    observations: int
+    learned: bool
+    error: float
+    plain_error: float
+    def __init__(self, observations: _Optional[int] = ..., learned: _Optional[bool] = ..., error: _Optional[float] = ..., plain_error: _Optional[float] = ...) -> None: ...
 
 class SetPolicyRequest(_message.Message):
     __slots__ = ("policy", "options")

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from eldr.v1 import signature_pb2 as eldr_dot_v1_dot_signature__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65ldr/v1/worker.proto\x12\x07\x65ldr.v1\x1a\x17\x65ldr/v1/signature.proto\"\xab\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12!\n\x04role\x18\x03 \x01(\x0e\x32\x13.eldr.v1.WorkerRole\x12\x10\n\x08http_url\x18\x04 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x05 \x01(\t\x12(\n\x08geometry\x18\x06 \x01(\x0b\x32\x16.eldr.v1.ModelGeometry\x12\x14\n\x0cserved_model\x18\x07 \x01(\t\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x16\n\x0e\x65ngine_version\x18\t \x01(\t\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x0b \x01(\r\x12\x11\n\tkv_layout\x18\x0c \x01(\t*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65ldr/v1/worker.proto\x12\x07\x65ldr.v1\x1a\x17\x65ldr/v1/signature.proto\"\xc5\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12!\n\x04role\x18\x03 \x01(\x0e\x32\x13.eldr.v1.WorkerRole\x12\x10\n\x08http_url\x18\x04 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x05 \x01(\t\x12(\n\x08geometry\x18\x06 \x01(\x0b\x32\x16.eldr.v1.ModelGeometry\x12\x14\n\x0cserved_model\x18\x07 \x01(\t\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x16\n\x0e\x65ngine_version\x18\t \x01(\t\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x0b \x01(\r\x12\x11\n\tkv_layout\x18\x0c \x01(\t\x12\x18\n\x10hit_window_steps\x18\r \x01(\r*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'eldr.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERROLE']._serialized_start=360
-  _globals['_WORKERROLE']._serialized_end=450
+  _globals['_WORKERROLE']._serialized_start=386
+  _globals['_WORKERROLE']._serialized_end=476
   _globals['_WORKERINFO']._serialized_start=59
-  _globals['_WORKERINFO']._serialized_end=358
+  _globals['_WORKERINFO']._serialized_end=384
 # @@protoc_insertion_point(module_scope)

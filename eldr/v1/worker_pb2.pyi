@@ -17,7 +17,7 @@ WORKER_ROLE_PREFILL: WorkerRole
 WORKER_ROLE_DECODE: WorkerRole
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "http_url", "grpc_address", "geometry", "served_model", "block_size", "engine_version", "max_model_len", "max_num_seqs", "kv_layout")
+    __slots__ = ("worker_id", "incarnation", "role", "http_url", "grpc_address", "geometry", "served_model", "block_size", "engine_version", "max_model_len", "max_num_seqs", "kv_layout", "hit_window_steps")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class WorkerInfo(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    HIT_WINDOW_STEPS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     role: WorkerRole
@@ -42,4 +43,5 @@ class WorkerInfo(_message.Message):
     max_model_len: int
     max_num_seqs: int
     kv_layout: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., http_url: _Optional[str] = ..., grpc_address: _Optional[str] = ..., geometry: _Optional[_Union[_signature_pb2.ModelGeometry, _Mapping]] = ..., served_model: _Optional[str] = ..., block_size: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_layout: _Optional[str] = ...) -> None: ...
+    hit_window_steps: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., http_url: _Optional[str] = ..., grpc_address: _Optional[str] = ..., geometry: _Optional[_Union[_signature_pb2.ModelGeometry, _Mapping]] = ..., served_model: _Optional[str] = ..., block_size: _Optional[int] = ..., engine_version: _Optional[str] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., kv_layout: _Optional[str] = ..., hit_window_steps: _Optional[int] = ...) -> None: ...

@@ -221,6 +221,17 @@ def test_reports_feed_the_step_time_model(rig):
     assert fit.base_s + 8 * fit.per_request_s + 0.5 * fit.per_union_s == pytest.approx(0.2, rel=0.02)
 
 
+@pytest.mark.parametrize(("window_steps", "missing"), [(0, (15 / 16) ** 10), (4, (3 / 4) ** 10)])
+def test_what_a_hit_frequency_misses_follows_the_window_that_the_decoder_says(window_steps, missing):
+    rig = CoreRig()
+    rig.join("d0", hit_window_steps=window_steps)
+    rig.report("d0", totals=DecoderTotals(100))
+    rig.reserve("r")
+    rig.report("d0", running=1, reservation_ids=frozenset({"r"}), totals=DecoderTotals(120))
+    (view,) = rig.core.views()
+    assert [share for _, share in view.fresh] == [pytest.approx(missing)]
+
+
 def test_frequencies_of_another_shape_are_dropped_and_counted(rig):
     rig.report("d0", running=1, hit_frequency=np.full((9, 9), 0.5, np.float32))
     view = {v.worker_id: v for v in rig.core.views()}["d0"]

@@ -1,7 +1,9 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
-from eldr.routing.predictor import PLAIN, Predictor
+from eldr.routing.predictor import PLAIN, Lesson, Predictor
 from eldr.testing.signatures import fake_signature
 
 
@@ -33,8 +35,33 @@ def test_where_prompts_tell_everything_plain_stays():
     assert predictor.errors[PLAIN] < 0.02
 
 
-def test_short_outputs_and_other_shapes_teach_nothing():
+@pytest.mark.parametrize(
+    ("counts", "tokens", "lesson"),
+    [
+        (np.ones((2, 8), np.int64), 3, Lesson.SHORT),
+        (np.ones((3, 8), np.int64), 300, Lesson.OTHER_SHAPE),
+        (np.full((2, 8), np.nan), 300, Lesson.NOT_COUNTS),
+        (np.full((2, 8), np.inf), 300, Lesson.NOT_COUNTS),
+        (np.full((2, 8), -1), 300, Lesson.NOT_COUNTS),
+        (np.zeros((2, 8), np.int64), 300, Lesson.EMPTY),
+    ],
+)
+def test_what_are_no_counts_teaches_nothing_and_is_named(counts, tokens, lesson):
     predictor = Predictor()
-    predictor.observe(fake_signature(), np.ones((2, 8), np.int64), 3)
-    predictor.observe(fake_signature(), np.ones((3, 8), np.int64), 300)
+    assert predictor.observe(fake_signature(), counts, tokens) is lesson
     assert predictor.observations == 0
+    assert predictor.observe(fake_signature(), np.ones((2, 8), np.int64), 300) is Lesson.LEARNED
+    assert all(np.isfinite(error) for error in predictor.errors.values())
+
+
+def test_another_model_begins_anew():
+    predictor = Predictor(trusted_after=64)
+    signature = fake_signature((0, 1, 2, 3), tokens=40)
+    decode = np.rint(signature.shares() * 100 * np.array([1.6, 0.4] * 4)).astype(np.int64)
+    for _ in range(128):
+        predictor.observe(signature, decode, 100)
+    other = dataclasses.replace(signature, fingerprint="other")
+    assert predictor.form.ratios
+    assert predictor.shares(other) == pytest.approx(other.shares().ravel())
+    predictor.observe(other, decode, 100)
+    assert (predictor.form, predictor.observations) == (PLAIN, 1)

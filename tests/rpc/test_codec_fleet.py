@@ -30,6 +30,7 @@ INFO = WorkerInfo(
     max_model_len=2048,
     max_num_seqs=16,
     kv_layout="float32",
+    hit_window_steps=16,
 )
 
 counters = st.integers(0, 2**32 - 1)
