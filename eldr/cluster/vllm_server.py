@@ -124,6 +124,8 @@ class VllmServer:
             "kv_connector_module_path": "eldr.engine.connector",
             "kv_role": _KV_ROLES[self.leg],
             "kv_buffer_device": "cpu",
+            # A decoder whose KV does not come, or came too late, computes the prompt itself.
+            "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {
                 "eldr": {
                     "worker_id": self.name,

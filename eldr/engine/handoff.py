@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from eldr.engine.held_transfers import HeldTransfers
 from eldr.rpc.codec import signature_to_text
 from eldr.signature.expert_signature import ExpertSignature
 from eldr.signature.geometry import ModelGeometry
@@ -71,17 +72,16 @@ class PrefillHandoff:
     on_signature: Callable[[str, ExpertSignature], None] = lambda _request_id, _signature: None
     can_release: bool = True
     counters: HandoffCounters = field(default_factory=HandoffCounters)
+    transfers: HeldTransfers = field(default_factory=HeldTransfers)
     _awaiting: dict[str, dict[str, Any]] = field(default_factory=dict)
     _recent: OrderedDict[str, ExpertSignature] = field(default_factory=OrderedDict)
-    _held: set[str] = field(default_factory=set)
     _asked: deque[str] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def finished(self, request_id: str, held: bool, params: dict[str, Any] | None) -> None:
         """A request ended; `held` when its blocks wait for a decoder."""
         if held:
-            with self._lock:
-                self._held.add(request_id)
+            self.transfers.hold(request_id)
         if params is not None:
             known = self._recent.get(request_id)
             params[SIGNATURE_KEY] = signature_to_text(known) if known else None
@@ -106,12 +106,11 @@ class PrefillHandoff:
             params[SIGNATURE_KEY] = signature_to_text(signature)
         self.on_signature(request_id, signature)
 
-    def step_ended(self, sent: set[str]) -> None:
-        """`sent` transfers are over. Whoever still awaits a signature of this step gets none."""
+    def step_ended(self, sent: set[str], expired: Collection[str] = ()) -> None:
+        """`sent` transfers are over, by `expired` leases or read. Whoever awaits a signature of this step gets none."""
         self.counters.missing_signatures += len(self._awaiting)
         self._awaiting.clear()
-        with self._lock:
-            self._held -= sent
+        self.transfers.end(sent, expired)
 
     def signature(self, request_id: str) -> ExpertSignature | None:
         """A recent signature. Any thread."""
@@ -121,7 +120,7 @@ class PrefillHandoff:
     @property
     def held(self) -> int:
         """Requests whose blocks wait for a decoder. Any thread."""
-        return len(self._held)
+        return len(self.transfers)
 
     def ask_release(self, request_id: str) -> bool:
         """Asks the engine to free a held transfer in its next step; False when it is not held, or cannot be freed.
@@ -131,24 +130,17 @@ class PrefillHandoff:
         `request_id` is the engine's own, or the X-Request-Id of a leg whose sender never saw the answer. While
         a transfer is held the engine keeps stepping, so the request never waits for other work.
         """
+        held = self.transfers.find(request_id)
+        if held is None or not self.can_release:
+            return False
         with self._lock:
-            held = self._held_as(request_id)
-            if held is None or not self.can_release:
-                return False
             self._asked.append(held)
-            return True
-
-    def _held_as(self, request_id: str) -> str | None:
-        """The engine's id of a held transfer: vLLM puts the kind before an X-Request-Id and a suffix after it."""
-        if request_id in self._held:
-            return request_id
-        begins = (f"cmpl-{request_id}-", f"chatcmpl-{request_id}-")
-        return next((held for held in self._held if held.startswith(begins)), None)
+        return True
 
     def take_releases(self) -> list[str]:
         """Transfers to free now, each once. Engine thread."""
         with self._lock:
-            asked = [request_id for request_id in dict.fromkeys(self._asked) if request_id in self._held]
+            asked = [request_id for request_id in dict.fromkeys(self._asked) if request_id in self.transfers]
             self._asked.clear()
         self.counters.releases += len(asked)
         return asked

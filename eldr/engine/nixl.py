@@ -1,6 +1,7 @@
 """NIXL's own tables and threads, which eldr reaches without a patch."""
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -15,6 +16,29 @@ def nixl_schedulers(connector: Any) -> list[Any]:
     if isinstance(connector, NixlBaseConnector):
         return [connector.connector_scheduler]
     return [side for child in getattr(connector, "sub_connectors", ()) for side in nixl_schedulers(child)]
+
+
+def nixl_workers(connector: Any) -> list[Any]:
+    """Worker sides of the NIXL connectors in `connector`, as `nixl_schedulers`."""
+    if isinstance(connector, NixlBaseConnector):
+        return [connector.connector_worker]
+    return [side for child in getattr(connector, "sub_connectors", ()) for side in nixl_workers(child)]
+
+
+def note_expired(connector: Any, note: Callable[[set[str]], None]) -> None:
+    """Calls `note` with the transfers whose leases the workers end, as opposed to those that a decoder has read."""
+    for worker in nixl_workers(connector):
+        worker._reap_expired_send_leases = _noting(worker._reap_expired_send_leases, note)
+
+
+def _noting(reap: Callable[[set[str]], None], note: Callable[[set[str]], None]) -> Callable[[set[str]], None]:
+    def noting(done_sending: set[str]) -> None:
+        expired: set[str] = set()
+        reap(expired)
+        done_sending |= expired
+        note(expired)
+
+    return noting
 
 
 def expire_lease(connector: Any, request_id: str) -> None:

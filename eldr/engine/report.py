@@ -63,16 +63,22 @@ class PendingReport:
 class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """One rank's report beside whatever the inner connector reports. Either may be missing.
 
+    `expired` are held transfers that this rank gave up in the step, because their lease ran out or was ended.
+
     A pending report is resolved when it is first read or pickled, and not before: under async scheduling the
     worker goes on to the next step while this one's results travel. Pickling is what happens in worker processes,
     on the thread that waits for the step's tokens anyway; reading, where worker and scheduler share a process.
     """
 
     def __init__(
-        self, report: StepReport | PendingReport | None, inner: KVConnectorWorkerMetadata | None
+        self,
+        report: StepReport | PendingReport | None,
+        inner: KVConnectorWorkerMetadata | None,
+        expired: frozenset[str] = frozenset(),
     ) -> None:
         self._report = report
         self.inner = inner
+        self.expired = expired
 
     @property
     def report(self) -> StepReport | None:
@@ -82,7 +88,7 @@ class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
         return self._report
 
     def __reduce__(self) -> tuple[type["WorkerMetadata"], tuple[Any, ...]]:
-        return WorkerMetadata, (self.report, self.inner)
+        return WorkerMetadata, (self.report, self.inner, self.expired)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerMetadata":
         """Joins two ranks. Ranks that only repeat what another one reports send no report."""
@@ -94,4 +100,4 @@ class WorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
             inner = other.inner
         elif other.inner is not None:
             inner = inner.aggregate(other.inner)
-        return WorkerMetadata(report, inner)
+        return WorkerMetadata(report, inner, self.expired | other.expired)

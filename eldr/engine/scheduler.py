@@ -42,6 +42,8 @@ class _Scalars:
     step_time_s: float = 0.0
     late_transfer_notices: int = 0
     capture_misses: int = 0
+    refused_transfers: int = 0
+    unchecked_transfers: int = 0
 
     def copied(self) -> "_Scalars":
         """A copy, at a tenth of what dataclasses.replace takes: this runs in every step."""
@@ -77,6 +79,8 @@ class DecodeScheduler:
         self._membership = (0, 0, self._reservation_ids)
         self._now = _Scalars()
         self.draining = False
+        self.refused_transfers = 0
+        self.unchecked_transfers = 0
 
     def arrived(self, request_id: str, reservation_id: str | None) -> None:
         """A request entered the engine."""
@@ -118,6 +122,8 @@ class DecodeScheduler:
         scalars.kv_tokens = sum(request.num_computed_tokens for request in scheduler.running)
         scalars.reservation_ids = self._reservation_ids
         scalars.late_transfer_notices = getattr(scheduler, "num_late_kv_xfer_notices", 0)
+        scalars.refused_transfers = self.refused_transfers
+        scalars.unchecked_transfers = self.unchecked_transfers
         scalars.taken = now
         self._now = scalars
         membership = (scalars.running, scalars.waiting, scalars.reservation_ids)
@@ -171,5 +177,7 @@ class DecodeScheduler:
                 step_time_s=now.step_time_s,
                 late_transfer_notices=now.late_transfer_notices,
                 capture_misses=now.capture_misses,
+                refused_transfers=now.refused_transfers,
+                unchecked_transfers=now.unchecked_transfers,
             ),
         )

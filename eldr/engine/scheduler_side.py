@@ -1,6 +1,7 @@
 """Scheduler side of the connector: plans each step's capture, joins the reports, serves the worker's state."""
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +15,13 @@ from eldr.engine.config import EngineConfig
 from eldr.engine.decode_counts import KEPT, WANTED_KEY, DecodeCounts
 from eldr.engine.handoff import SIGNATURE_KEY, PrefillHandoff
 from eldr.engine.kv_group import signature_group
+from eldr.engine.pull_check import ADDRESS_KEY, INCARNATION_KEY, KvSource, PullCheck
 from eldr.engine.report import StepReport
 from eldr.engine.scheduler import DecodeScheduler
 from eldr.engine.seen_requests import SeenRequests
 from eldr.engine.services import DecodeServicer, PrefillServicer, WorkerServer
 from eldr.engine.step import Span, StepPlan
+from eldr.engine.transfer_questions import TransferQuestions
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
 from eldr.signature.expert_signature import ExpertSignature
 
@@ -79,6 +82,8 @@ class SchedulerSide:
         self._seen: SeenRequests | None = None
         self.decode_scheduler: DecodeScheduler | None = None
         self.handoff: PrefillHandoff | None = None
+        self._pulls = PullCheck(self._ask)
+        self._questions = TransferQuestions(config.incarnation, self._pulls.answered)
         self._service: PrefillServicer | DecodeServicer
         if info.role is WorkerRole.PREFILL:
             self.handoff = PrefillHandoff(
@@ -113,6 +118,9 @@ class SchedulerSide:
         if isinstance(service, DecodeServicer):
             self._server.call_soon(service.membership_changed)
 
+    def _ask(self, request_id: str, source: KvSource) -> None:
+        self._server.call_soon(self._questions.ask, request_id, source)
+
     def start(self) -> None:
         """Says which patches are missing, and starts the worker's gRPC services."""
         fix = "run `eldr patch apply` and restart"
@@ -132,7 +140,7 @@ class SchedulerSide:
 
     def stop(self) -> None:
         """Stops the services."""
-        self._server.stop()
+        self._server.stop(self._questions.close)
 
     def _publish(self, request_id: str, signature: ExpertSignature) -> None:
         service = self._service
@@ -147,6 +155,7 @@ class SchedulerSide:
         params = request.kv_transfer_params or {}
         if self.decode_scheduler is not None:
             self.decode_scheduler.arrived(request.request_id, params.get(RESERVATION_KEY))
+            self._pulls.arrived(request.request_id, params)
         wanted = params.get(WANTED_KEY)
         if wanted is True or wanted == KEPT:
             self._track(request, params, kept=wanted == KEPT)
@@ -181,7 +190,8 @@ class SchedulerSide:
         first_of.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         drafts = scheduler_output.scheduled_spec_decode_tokens
         prefill = self.handoff is not None
-        plan = StepPlan(forget=self._fresh)
+        refused = self._pulls.take_refused()
+        plan = StepPlan(forget=self._fresh, refused=refused, awaited=self._pulls.waits)
         self._fresh = []
         if prefill and self._drafts:
             plan.limits = self._prompt_limits(scheduler_output)
@@ -243,14 +253,25 @@ class SchedulerSide:
             if params is None and _asks_for_signature(request):
                 params = {}
             self.handoff.finished(request_id, waits_for_decoder, params)
+            if waits_for_decoder and params is not None and "remote_request_id" in params:
+                params[ADDRESS_KEY], params[INCARNATION_KEY] = self._info.grpc_address, self._info.incarnation
         if self.decode_scheduler is not None:
             self.decode_scheduler.left(request_id)
+            self._pulls.left(request_id)
         if self._seen is not None:
             self._seen.left(request_id)
         return params
 
-    def reported(self, report: StepReport | None, sent: set[str]) -> None:
-        """A step's results are in: the workers' report, and the transfers that are over."""
+    def received(self, received: set[str], failed: set[str]) -> set[str]:
+        """A step's transfers to here: those whose KV vLLM may use now, or knows to have failed."""
+        heard = self._pulls.settle(received, failed)
+        if self.decode_scheduler is not None:
+            self.decode_scheduler.refused_transfers = self._pulls.refused_transfers
+            self.decode_scheduler.unchecked_transfers = self._pulls.unchecked_transfers
+        return heard
+
+    def reported(self, report: StepReport | None, sent: set[str], expired: Collection[str] = ()) -> None:
+        """A step's results are in: the workers' report, the transfers that are over, and which leases have ended."""
         if report is not None:
             planned = self._in_flight.popleft()
             if self.handoff is not None:
@@ -262,7 +283,7 @@ class SchedulerSide:
                 self.decode_scheduler.reported(report)
         if self.handoff is not None:
             self._sent_early.update(request_id for request_id in sent if request_id in self._requests)
-            self.handoff.step_ended(sent)
+            self.handoff.step_ended(sent, expired)
         self._counts.step_ended()
         if self._seen is not None and self.decode_scheduler is not None:
             # Workers report every step that had tokens.

@@ -58,11 +58,13 @@ class WorkerServer:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(callback, *args)
 
-    def stop(self) -> None:
-        """Readiness off, then down. Idempotent."""
+    def stop(self, also: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Readiness off, then down, then `also` on the server's loop. Idempotent."""
         if not self._thread.is_alive():
             return
         self._call(self._stop())
+        if also is not None:
+            self._call(also())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(UNARY_TIMEOUT_S)
 
@@ -179,6 +181,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
         other_process = request.incarnation and request.incarnation != self._info.incarnation
         released = not other_process and self._handoff.ask_release(request.transfer_id)
         return prefill_pb2.ReleaseTransferResponse(released=released)
+
+    async def ConfirmTransfer(self, request: Any, context: Any) -> prefill_pb2.ConfirmTransferResponse:  # noqa: N802
+        other_process = request.incarnation and request.incarnation != self._info.incarnation
+        intact = not other_process and self._handoff.transfers.confirm(request.transfer_id, request.reader_id)
+        return prefill_pb2.ConfirmTransferResponse(intact=intact)
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[misc]

@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
 )
 from vllm.platforms import current_platform
@@ -28,7 +29,7 @@ from eldr.engine.cpu_cores import affinity_kept
 from eldr.engine.fingerprint import model_fingerprint
 from eldr.engine.handoff import remote_tokens
 from eldr.engine.multi import check_name, check_place
-from eldr.engine.nixl import expire_lease, nixl_schedulers, spare_cores
+from eldr.engine.nixl import expire_lease, nixl_schedulers, note_expired, spare_cores
 from eldr.engine.report import WorkerMetadata
 from eldr.engine.scheduler import DecodeScheduler
 from eldr.engine.scheduler_side import SchedulerSide
@@ -86,6 +87,9 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
         self._plan: StepPlan | None = None
         self._scheduler_side: SchedulerSide | None = None
         self._vllm_scheduler: Any = None
+        self._expired: set[str] = set()
+        if role is KVConnectorRole.WORKER:
+            note_expired(self, self._expired.update)
 
     # Worker side
 
@@ -119,12 +123,26 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
             self._worker.begin_step()
         super().bind_connector_metadata(connector_metadata)
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Adds to the failed loads those whose KV was pulled too late: vLLM recomputes or fails them."""
+        results = super().get_transfer_results(finished_req_ids)
+        if self._plan is not None:
+            results.finished_recving.update(self._plan.refused)
+            results.failed_recving.update(self._plan.refused)
+        return results
+
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """The step's report to the scheduler, beside the inner connector's."""
         inner = super().build_connector_worker_meta()
         plan, self._plan = self._plan, None
         report = None if self._worker is None or plan is None else self._worker.finish_step(plan)
-        return None if report is None and inner is None else WorkerMetadata(report, inner)
+        expired = frozenset(self._expired)
+        self._expired.clear()
+        # Without an output of any kind the scheduler's side would not see the end of the step.
+        awaited = plan is not None and plan.awaited
+        if report is None and inner is None and not expired and not awaited:
+            return None
+        return WorkerMetadata(report, inner, expired)
 
     # Scheduler side
 
@@ -214,15 +232,20 @@ class SignatureHandoff(KVConnectorBase_V1):  # type: ignore[misc]
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Reads the workers' report of the step; the inner connector sees only its own."""
         both = connector_output.kv_connector_worker_meta
-        report = None
+        report, expired = None, frozenset[str]()
         if isinstance(both, WorkerMetadata):
-            report, connector_output.kv_connector_worker_meta = both.report, both.inner
+            report, expired = both.report, both.expired
+            connector_output.kv_connector_worker_meta = both.inner
+        if self._scheduler_side is not None:
+            connector_output.finished_recving = self._scheduler_side.received(
+                connector_output.finished_recving or set(), connector_output.failed_recving
+            )
         try:
             super().update_connector_output(connector_output)
         finally:
             connector_output.kv_connector_worker_meta = both
         if self._scheduler_side is not None:
-            self._scheduler_side.reported(report, connector_output.finished_sending or set())
+            self._scheduler_side.reported(report, connector_output.finished_sending or set(), expired)
 
     def shutdown(self) -> None:
         """Readiness off, services down, then the inner connector."""

@@ -38,6 +38,8 @@ class StepPlan:
         where tokens are drafted.
     tracked: request -> span of generated tokens whose picks are wanted.
     spans: request -> span of all its tokens; only where the model runner gives no slot mapping (V2).
+    refused: requests whose KV was pulled after its lease had ended; the workers report it as a failed load.
+    awaited: whether the scheduler waits for the step's end even if nothing happens in it.
     """
 
     tokens: int = 0
@@ -47,3 +49,5 @@ class StepPlan:
     limits: dict[int, int] = field(default_factory=dict)
     tracked: dict[str, Span] = field(default_factory=dict)
     spans: dict[str, Span] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+    awaited: bool = False

@@ -26,6 +26,8 @@ class DecoderTotals:
     step_time_s: float = 0.0
     late_transfer_notices: int = 0
     capture_misses: int = 0
+    refused_transfers: int = 0
+    unchecked_transfers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("union_tokens", "step_time_s"):

@@ -235,6 +235,8 @@ def encode_state(state: DecoderState) -> decode_pb2.DecoderState:
             step_time_s=totals.step_time_s,
             late_transfer_notices=totals.late_transfer_notices,
             capture_misses=totals.capture_misses,
+            refused_transfers=totals.refused_transfers,
+            unchecked_transfers=totals.unchecked_transfers,
         ),
     )
 
@@ -276,6 +278,8 @@ def decode_state(message: decode_pb2.DecoderState) -> DecoderState:
                 step_time_s=totals.step_time_s,
                 late_transfer_notices=totals.late_transfer_notices,
                 capture_misses=totals.capture_misses,
+                refused_transfers=totals.refused_transfers,
+                unchecked_transfers=totals.unchecked_transfers,
             ),
         )
     except StateError as error:

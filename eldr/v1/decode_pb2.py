@@ -26,7 +26,7 @@ from eldr.v1 import signature_pb2 as eldr_dot_v1_dot_signature__pb2
 from eldr.v1 import worker_pb2 as eldr_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65ldr/v1/decode.proto\x12\x07\x65ldr.v1\x1a\x17\x65ldr/v1/signature.proto\x1a\x14\x65ldr/v1/worker.proto\"\xa0\x03\n\x0c\x44\x65\x63oderState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x10\n\x08kv_usage\x18\x07 \x01(\x01\x12\x11\n\tkv_tokens\x18\x08 \x01(\x04\x12\x18\n\x10step_time_ewma_s\x18\t \x01(\x01\x12\x18\n\x10step_time_last_s\x18\n \x01(\x01\x12\x12\n\nbatch_last\x18\x0b \x01(\r\x12\x12\n\nunion_last\x18\x0c \x01(\x01\x12\x15\n\rhit_frequency\x18\r \x01(\x0c\x12\x0e\n\x06layers\x18\x0e \x01(\r\x12\x0f\n\x07\x65xperts\x18\x0f \x01(\r\x12\x17\n\x0freservation_ids\x18\x10 \x03(\t\x12\x10\n\x08\x64raining\x18\x11 \x01(\x08\x12\x19\n\x11placement_version\x18\x12 \x01(\x04\x12&\n\x06totals\x18\x13 \x01(\x0b\x32\x16.eldr.v1.DecoderTotals\"\x9e\x01\n\rDecoderTotals\x12\x14\n\x0c\x64\x65\x63ode_steps\x18\x01 \x01(\x04\x12\x15\n\rdecode_tokens\x18\x02 \x01(\x04\x12\x14\n\x0cunion_tokens\x18\x03 \x01(\x01\x12\x13\n\x0bstep_time_s\x18\x04 \x01(\x01\x12\x1d\n\x15late_transfer_notices\x18\x05 \x01(\x04\x12\x16\n\x0e\x63\x61pture_misses\x18\x06 \x01(\x04\"\x1d\n\x1b\x44\x65\x63odeServiceGetInfoRequest\"A\n\x1c\x44\x65\x63odeServiceGetInfoResponse\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.eldr.v1.WorkerInfo\"\x11\n\x0fGetStateRequest\"8\n\x10GetStateResponse\x12$\n\x05state\x18\x01 \x01(\x0b\x32\x15.eldr.v1.DecoderState\"%\n\x11WatchStateRequest\x12\x10\n\x08period_s\x18\x01 \x01(\x01\":\n\x12WatchStateResponse\x12$\n\x05state\x18\x01 \x01(\x0b\x32\x15.eldr.v1.DecoderState\"0\n\x16GetDecodeCountsRequest\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\"F\n\x17GetDecodeCountsResponse\x12+\n\tsignature\x18\x01 \x01(\x0b\x32\x18.eldr.v1.ExpertSignature\" \n\x0c\x44rainRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"1\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r2\xff\x02\n\rDecodeService\x12V\n\x07GetInfo\x12$.eldr.v1.DecodeServiceGetInfoRequest\x1a%.eldr.v1.DecodeServiceGetInfoResponse\x12?\n\x08GetState\x12\x18.eldr.v1.GetStateRequest\x1a\x19.eldr.v1.GetStateResponse\x12G\n\nWatchState\x12\x1a.eldr.v1.WatchStateRequest\x1a\x1b.eldr.v1.WatchStateResponse0\x01\x12T\n\x0fGetDecodeCounts\x12\x1f.eldr.v1.GetDecodeCountsRequest\x1a .eldr.v1.GetDecodeCountsResponse\x12\x36\n\x05\x44rain\x12\x15.eldr.v1.DrainRequest\x1a\x16.eldr.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65ldr/v1/decode.proto\x12\x07\x65ldr.v1\x1a\x17\x65ldr/v1/signature.proto\x1a\x14\x65ldr/v1/worker.proto\"\xa0\x03\n\x0c\x44\x65\x63oderState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x10\n\x08kv_usage\x18\x07 \x01(\x01\x12\x11\n\tkv_tokens\x18\x08 \x01(\x04\x12\x18\n\x10step_time_ewma_s\x18\t \x01(\x01\x12\x18\n\x10step_time_last_s\x18\n \x01(\x01\x12\x12\n\nbatch_last\x18\x0b \x01(\r\x12\x12\n\nunion_last\x18\x0c \x01(\x01\x12\x15\n\rhit_frequency\x18\r \x01(\x0c\x12\x0e\n\x06layers\x18\x0e \x01(\r\x12\x0f\n\x07\x65xperts\x18\x0f \x01(\r\x12\x17\n\x0freservation_ids\x18\x10 \x03(\t\x12\x10\n\x08\x64raining\x18\x11 \x01(\x08\x12\x19\n\x11placement_version\x18\x12 \x01(\x04\x12&\n\x06totals\x18\x13 \x01(\x0b\x32\x16.eldr.v1.DecoderTotals\"\xd6\x01\n\rDecoderTotals\x12\x14\n\x0c\x64\x65\x63ode_steps\x18\x01 \x01(\x04\x12\x15\n\rdecode_tokens\x18\x02 \x01(\x04\x12\x14\n\x0cunion_tokens\x18\x03 \x01(\x01\x12\x13\n\x0bstep_time_s\x18\x04 \x01(\x01\x12\x1d\n\x15late_transfer_notices\x18\x05 \x01(\x04\x12\x16\n\x0e\x63\x61pture_misses\x18\x06 \x01(\x04\x12\x19\n\x11refused_transfers\x18\x07 \x01(\x04\x12\x1b\n\x13unchecked_transfers\x18\x08 \x01(\x04\"\x1d\n\x1b\x44\x65\x63odeServiceGetInfoRequest\"A\n\x1c\x44\x65\x63odeServiceGetInfoResponse\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.eldr.v1.WorkerInfo\"\x11\n\x0fGetStateRequest\"8\n\x10GetStateResponse\x12$\n\x05state\x18\x01 \x01(\x0b\x32\x15.eldr.v1.DecoderState\"%\n\x11WatchStateRequest\x12\x10\n\x08period_s\x18\x01 \x01(\x01\":\n\x12WatchStateResponse\x12$\n\x05state\x18\x01 \x01(\x0b\x32\x15.eldr.v1.DecoderState\"0\n\x16GetDecodeCountsRequest\x12\x16\n\x0ereservation_id\x18\x01 \x01(\t\"F\n\x17GetDecodeCountsResponse\x12+\n\tsignature\x18\x01 \x01(\x0b\x32\x18.eldr.v1.ExpertSignature\" \n\x0c\x44rainRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"1\n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r2\xff\x02\n\rDecodeService\x12V\n\x07GetInfo\x12$.eldr.v1.DecodeServiceGetInfoRequest\x1a%.eldr.v1.DecodeServiceGetInfoResponse\x12?\n\x08GetState\x12\x18.eldr.v1.GetStateRequest\x1a\x19.eldr.v1.GetStateResponse\x12G\n\nWatchState\x12\x1a.eldr.v1.WatchStateRequest\x1a\x1b.eldr.v1.WatchStateResponse0\x01\x12T\n\x0fGetDecodeCounts\x12\x1f.eldr.v1.GetDecodeCountsRequest\x1a .eldr.v1.GetDecodeCountsResponse\x12\x36\n\x05\x44rain\x12\x15.eldr.v1.DrainRequest\x1a\x16.eldr.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,27 +36,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODERSTATE']._serialized_start=81
   _globals['_DECODERSTATE']._serialized_end=497
   _globals['_DECODERTOTALS']._serialized_start=500
-  _globals['_DECODERTOTALS']._serialized_end=658
-  _globals['_DECODESERVICEGETINFOREQUEST']._serialized_start=660
-  _globals['_DECODESERVICEGETINFOREQUEST']._serialized_end=689
-  _globals['_DECODESERVICEGETINFORESPONSE']._serialized_start=691
-  _globals['_DECODESERVICEGETINFORESPONSE']._serialized_end=756
-  _globals['_GETSTATEREQUEST']._serialized_start=758
-  _globals['_GETSTATEREQUEST']._serialized_end=775
-  _globals['_GETSTATERESPONSE']._serialized_start=777
-  _globals['_GETSTATERESPONSE']._serialized_end=833
-  _globals['_WATCHSTATEREQUEST']._serialized_start=835
-  _globals['_WATCHSTATEREQUEST']._serialized_end=872
-  _globals['_WATCHSTATERESPONSE']._serialized_start=874
-  _globals['_WATCHSTATERESPONSE']._serialized_end=932
-  _globals['_GETDECODECOUNTSREQUEST']._serialized_start=934
-  _globals['_GETDECODECOUNTSREQUEST']._serialized_end=982
-  _globals['_GETDECODECOUNTSRESPONSE']._serialized_start=984
-  _globals['_GETDECODECOUNTSRESPONSE']._serialized_end=1054
-  _globals['_DRAINREQUEST']._serialized_start=1056
-  _globals['_DRAINREQUEST']._serialized_end=1088
-  _globals['_DRAINRESPONSE']._serialized_start=1090
-  _globals['_DRAINRESPONSE']._serialized_end=1139
-  _globals['_DECODESERVICE']._serialized_start=1142
-  _globals['_DECODESERVICE']._serialized_end=1525
+  _globals['_DECODERTOTALS']._serialized_end=714
+  _globals['_DECODESERVICEGETINFOREQUEST']._serialized_start=716
+  _globals['_DECODESERVICEGETINFOREQUEST']._serialized_end=745
+  _globals['_DECODESERVICEGETINFORESPONSE']._serialized_start=747
+  _globals['_DECODESERVICEGETINFORESPONSE']._serialized_end=812
+  _globals['_GETSTATEREQUEST']._serialized_start=814
+  _globals['_GETSTATEREQUEST']._serialized_end=831
+  _globals['_GETSTATERESPONSE']._serialized_start=833
+  _globals['_GETSTATERESPONSE']._serialized_end=889
+  _globals['_WATCHSTATEREQUEST']._serialized_start=891
+  _globals['_WATCHSTATEREQUEST']._serialized_end=928
+  _globals['_WATCHSTATERESPONSE']._serialized_start=930
+  _globals['_WATCHSTATERESPONSE']._serialized_end=988
+  _globals['_GETDECODECOUNTSREQUEST']._serialized_start=990
+  _globals['_GETDECODECOUNTSREQUEST']._serialized_end=1038
+  _globals['_GETDECODECOUNTSRESPONSE']._serialized_start=1040
+  _globals['_GETDECODECOUNTSRESPONSE']._serialized_end=1110
+  _globals['_DRAINREQUEST']._serialized_start=1112
+  _globals['_DRAINREQUEST']._serialized_end=1144
+  _globals['_DRAINRESPONSE']._serialized_start=1146
+  _globals['_DRAINRESPONSE']._serialized_end=1195
+  _globals['_DECODESERVICE']._serialized_start=1198
+  _globals['_DECODESERVICE']._serialized_end=1581
 # @@protoc_insertion_point(module_scope)

@@ -51,20 +51,24 @@ class DecoderState(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., age_s: _Optional[float] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., kv_tokens: _Optional[int] = ..., step_time_ewma_s: _Optional[float] = ..., step_time_last_s: _Optional[float] = ..., batch_last: _Optional[int] = ..., union_last: _Optional[float] = ..., hit_frequency: _Optional[bytes] = ..., layers: _Optional[int] = ..., experts: _Optional[int] = ..., reservation_ids: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ..., placement_version: _Optional[int] = ..., totals: _Optional[_Union[DecoderTotals, _Mapping]] = ...) -> None: ...
 
 class DecoderTotals(_message.Message):
-    __slots__ = ("decode_steps", "decode_tokens", "union_tokens", "step_time_s", "late_transfer_notices", "capture_misses")
+    __slots__ = ("decode_steps", "decode_tokens", "union_tokens", "step_time_s", "late_transfer_notices", "capture_misses", "refused_transfers", "unchecked_transfers")
     DECODE_STEPS_FIELD_NUMBER: _ClassVar[int]
     DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     UNION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
     LATE_TRANSFER_NOTICES_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_MISSES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    UNCHECKED_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     decode_steps: int
     decode_tokens: int
     union_tokens: float
     step_time_s: float
     late_transfer_notices: int
     capture_misses: int
-    def __init__(self, decode_steps: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., union_tokens: _Optional[float] = ..., step_time_s: _Optional[float] = ..., late_transfer_notices: _Optional[int] = ..., capture_misses: _Optional[int] = ...) -> None: ...
+    refused_transfers: int
+    unchecked_transfers: int
+    def __init__(self, decode_steps: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., union_tokens: _Optional[float] = ..., step_time_s: _Optional[float] = ..., late_transfer_notices: _Optional[int] = ..., capture_misses: _Optional[int] = ..., refused_transfers: _Optional[int] = ..., unchecked_transfers: _Optional[int] = ...) -> None: ...
 
 class DecodeServiceGetInfoRequest(_message.Message):
     __slots__ = ()

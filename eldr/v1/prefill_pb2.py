@@ -26,7 +26,7 @@ from eldr.v1 import signature_pb2 as eldr_dot_v1_dot_signature__pb2
 from eldr.v1 import worker_pb2 as eldr_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65ldr/v1/prefill.proto\x12\x07\x65ldr.v1\x1a\x17\x65ldr/v1/signature.proto\x1a\x14\x65ldr/v1/worker.proto\"\x1e\n\x1cPrefillServiceGetInfoRequest\"l\n\x1dPrefillServiceGetInfoResponse\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.eldr.v1.WorkerInfo\x12\x16\n\x0eheld_transfers\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\"*\n\x13GetSignatureRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\"C\n\x14GetSignatureResponse\x12+\n\tsignature\x18\x01 \x01(\x0b\x32\x18.eldr.v1.ExpertSignature\"\x18\n\x16WatchSignaturesRequest\"l\n\x17WatchSignaturesResponse\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12+\n\tsignature\x18\x02 \x01(\x0b\x32\x18.eldr.v1.ExpertSignature\x12\x0f\n\x07\x64ropped\x18\x03 \x01(\x04\"B\n\x16ReleaseTransferRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"+\n\x17ReleaseTransferResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\x32\xe5\x02\n\x0ePrefillService\x12X\n\x07GetInfo\x12%.eldr.v1.PrefillServiceGetInfoRequest\x1a&.eldr.v1.PrefillServiceGetInfoResponse\x12K\n\x0cGetSignature\x12\x1c.eldr.v1.GetSignatureRequest\x1a\x1d.eldr.v1.GetSignatureResponse\x12V\n\x0fWatchSignatures\x12\x1f.eldr.v1.WatchSignaturesRequest\x1a .eldr.v1.WatchSignaturesResponse0\x01\x12T\n\x0fReleaseTransfer\x12\x1f.eldr.v1.ReleaseTransferRequest\x1a .eldr.v1.ReleaseTransferResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65ldr/v1/prefill.proto\x12\x07\x65ldr.v1\x1a\x17\x65ldr/v1/signature.proto\x1a\x14\x65ldr/v1/worker.proto\"\x1e\n\x1cPrefillServiceGetInfoRequest\"l\n\x1dPrefillServiceGetInfoResponse\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.eldr.v1.WorkerInfo\x12\x16\n\x0eheld_transfers\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x01\"*\n\x13GetSignatureRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\"C\n\x14GetSignatureResponse\x12+\n\tsignature\x18\x01 \x01(\x0b\x32\x18.eldr.v1.ExpertSignature\"\x18\n\x16WatchSignaturesRequest\"l\n\x17WatchSignaturesResponse\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12+\n\tsignature\x18\x02 \x01(\x0b\x32\x18.eldr.v1.ExpertSignature\x12\x0f\n\x07\x64ropped\x18\x03 \x01(\x04\"B\n\x16ReleaseTransferRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"+\n\x17ReleaseTransferResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"U\n\x16\x43onfirmTransferRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\treader_id\x18\x03 \x01(\t\")\n\x17\x43onfirmTransferResponse\x12\x0e\n\x06intact\x18\x01 \x01(\x08\x32\xbb\x03\n\x0ePrefillService\x12X\n\x07GetInfo\x12%.eldr.v1.PrefillServiceGetInfoRequest\x1a&.eldr.v1.PrefillServiceGetInfoResponse\x12K\n\x0cGetSignature\x12\x1c.eldr.v1.GetSignatureRequest\x1a\x1d.eldr.v1.GetSignatureResponse\x12V\n\x0fWatchSignatures\x12\x1f.eldr.v1.WatchSignaturesRequest\x1a .eldr.v1.WatchSignaturesResponse0\x01\x12T\n\x0fReleaseTransfer\x12\x1f.eldr.v1.ReleaseTransferRequest\x1a .eldr.v1.ReleaseTransferResponse\x12T\n\x0f\x43onfirmTransfer\x12\x1f.eldr.v1.ConfirmTransferRequest\x1a .eldr.v1.ConfirmTransferResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,6 +49,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELEASETRANSFERREQUEST']._serialized_end=538
   _globals['_RELEASETRANSFERRESPONSE']._serialized_start=540
   _globals['_RELEASETRANSFERRESPONSE']._serialized_end=583
-  _globals['_PREFILLSERVICE']._serialized_start=586
-  _globals['_PREFILLSERVICE']._serialized_end=943
+  _globals['_CONFIRMTRANSFERREQUEST']._serialized_start=585
+  _globals['_CONFIRMTRANSFERREQUEST']._serialized_end=670
+  _globals['_CONFIRMTRANSFERRESPONSE']._serialized_start=672
+  _globals['_CONFIRMTRANSFERRESPONSE']._serialized_end=713
+  _globals['_PREFILLSERVICE']._serialized_start=716
+  _globals['_PREFILLSERVICE']._serialized_end=1159
 # @@protoc_insertion_point(module_scope)

@@ -60,3 +60,19 @@ class ReleaseTransferResponse(_message.Message):
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     released: bool
     def __init__(self, released: _Optional[bool] = ...) -> None: ...
+
+class ConfirmTransferRequest(_message.Message):
+    __slots__ = ("transfer_id", "incarnation", "reader_id")
+    TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    READER_ID_FIELD_NUMBER: _ClassVar[int]
+    transfer_id: str
+    incarnation: str
+    reader_id: str
+    def __init__(self, transfer_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., reader_id: _Optional[str] = ...) -> None: ...
+
+class ConfirmTransferResponse(_message.Message):
+    __slots__ = ("intact",)
+    INTACT_FIELD_NUMBER: _ClassVar[int]
+    intact: bool
+    def __init__(self, intact: _Optional[bool] = ...) -> None: ...

@@ -55,6 +55,11 @@ class PrefillServiceStub:
                 request_serializer=eldr_dot_v1_dot_prefill__pb2.ReleaseTransferRequest.SerializeToString,
                 response_deserializer=eldr_dot_v1_dot_prefill__pb2.ReleaseTransferResponse.FromString,
                 _registered_method=True)
+        self.ConfirmTransfer = channel.unary_unary(
+                '/eldr.v1.PrefillService/ConfirmTransfer',
+                request_serializer=eldr_dot_v1_dot_prefill__pb2.ConfirmTransferRequest.SerializeToString,
+                response_deserializer=eldr_dot_v1_dot_prefill__pb2.ConfirmTransferResponse.FromString,
+                _registered_method=True)
 
 
 class PrefillServiceServicer:
@@ -88,6 +93,13 @@ class PrefillServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ConfirmTransfer(self, request, context):
+        """Whether the KV of a hand-off was still held when a decoder had pulled it. Asked after the pull. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +122,11 @@ def add_PrefillServiceServicer_to_server(servicer, server):
                     servicer.ReleaseTransfer,
                     request_deserializer=eldr_dot_v1_dot_prefill__pb2.ReleaseTransferRequest.FromString,
                     response_serializer=eldr_dot_v1_dot_prefill__pb2.ReleaseTransferResponse.SerializeToString,
+            ),
+            'ConfirmTransfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmTransfer,
+                    request_deserializer=eldr_dot_v1_dot_prefill__pb2.ConfirmTransferRequest.FromString,
+                    response_serializer=eldr_dot_v1_dot_prefill__pb2.ConfirmTransferResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +238,33 @@ class PrefillService:
             '/eldr.v1.PrefillService/ReleaseTransfer',
             eldr_dot_v1_dot_prefill__pb2.ReleaseTransferRequest.SerializeToString,
             eldr_dot_v1_dot_prefill__pb2.ReleaseTransferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmTransfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/eldr.v1.PrefillService/ConfirmTransfer',
+            eldr_dot_v1_dot_prefill__pb2.ConfirmTransferRequest.SerializeToString,
+            eldr_dot_v1_dot_prefill__pb2.ConfirmTransferResponse.FromString,
             options,
             channel_credentials,
             insecure,

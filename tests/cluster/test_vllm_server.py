@@ -29,6 +29,7 @@ def test_a_leg_runs_the_eldr_connector_in_its_role(leg, role):
         "kv_connector_module_path": "eldr.engine.connector",
         "kv_role": role,
         "kv_buffer_device": "cpu",
+        "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "eldr": {
                 "worker_id": f"{leg}-0",

@@ -51,6 +51,8 @@ def finished(side: SchedulerSide, one: Any, held: bool = False, params: Any = No
 def test_a_connectors_own_parameters_always_carry_the_signature(side: SchedulerSide) -> None:
     own = {"remote_request_id": "a"}
     assert finished(side, request(), True, own) is own
+    assert own.pop("eldr_prefill_grpc") == "127.0.0.1:1"
+    assert own.pop("eldr_prefill_incarnation")
     assert own == {"remote_request_id": "a", "eldr_signature": None}
 
 

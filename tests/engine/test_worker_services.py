@@ -1,5 +1,6 @@
 """PrefillService and DecodeService over a real channel, as they run inside an engine process."""
 
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from eldr.cluster.ports import free_ports
 from eldr.engine.config import EngineConfig
 from eldr.engine.handoff import PrefillHandoff
+from eldr.engine.pull_check import KvSource
 from eldr.engine.scheduler import DecodeScheduler
 from eldr.engine.services import DecodeServicer, PrefillServicer, WorkerServer
+from eldr.engine.transfer_questions import TransferQuestions
 from eldr.rpc.codec import decode_signature, decode_state, decode_worker_info
 from eldr.rpc.settings import channel_options
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
@@ -114,6 +117,44 @@ def test_a_transfer_of_an_earlier_process_is_never_released(prefill_worker: Work
     now = prefill_pb2.ReleaseTransferRequest(transfer_id="a", incarnation=prefill_worker.config.incarnation)
     assert stub.ReleaseTransfer(now, timeout=5).released
     assert prefill_worker.handoff.take_releases() == ["a"]
+
+
+def questions(
+    decode: Worker, reader: str, answers: "queue.SimpleQueue[tuple[str, bool]]"
+) -> TransferQuestions:
+    """A decoder's, on its own loop."""
+    return TransferQuestions(reader, lambda request_id, intact: answers.put((request_id, intact)))
+
+
+def test_a_decoder_asks_a_prefill_worker_whether_its_pull_was_in_time(
+    prefill_worker: Worker, decode_worker: Worker
+) -> None:
+    """Case 2.1, over real channels: read in time, expired, another process's, another reader's."""
+    transfers = prefill_worker.handoff.transfers
+    for name in ("held", "read", "expired"):
+        transfers.hold(name)
+    transfers.end({"read", "expired"}, {"expired"})
+    answers: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
+    mine, other = questions(decode_worker, "d0", answers), questions(decode_worker, "d1", answers)
+
+    def ask(side: TransferQuestions, transfer_id: str, incarnation: str = "", address: str = "") -> bool:
+        source = KvSource(transfer_id, address or prefill_worker.address, incarnation)
+        decode_worker.server.call_soon(side.ask, "r", source)
+        request_id, intact = answers.get(timeout=10)
+        assert request_id == "r"
+        return intact
+
+    now = prefill_worker.config.incarnation
+    assert [ask(mine, name, now) for name in ("held", "read", "expired", "never")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not ask(mine, "held", "before"), "a transfer of an earlier process"
+    assert not ask(other, "read", now), "another decoder's pull"
+    assert not ask(mine, "held", now, f"127.0.0.1:{free_ports(1)[0]}"), "nobody answers"
+    decode_worker.server.stop(mine.close)
 
 
 def test_a_slow_watcher_of_signatures_loses_the_oldest_and_is_told(

@@ -62,7 +62,11 @@ def states(draw: st.DrawFn) -> DecoderState:
         draining=draw(st.booleans()),
         placement_version=draw(st.integers(0, 2**64 - 1)),
         totals=DecoderTotals(
-            draw(counters), draw(counters), draw(seconds), draw(seconds), draw(counters), draw(counters)
+            draw(counters),
+            draw(counters),
+            draw(seconds),
+            draw(seconds),
+            *(draw(counters) for _ in range(4)),
         ),
     )
 
