@@ -68,7 +68,7 @@ def requests_of(scenario: Scenario, world: World, seed: int) -> Requests:
     """Arrivals and calibration prompts of a seed. Equal arguments give equal requests."""
     rng = np.random.default_rng([seed, 1])
     times = _times(scenario, rng)
-    domains = [_pick(_mix_at(scenario, at_s), rng) for at_s in times]
+    domains = _picked([_mix_at(scenario, at_s) for at_s in times], rng)
     prompts = world.draw(domains, rng)
     lengths = _lengths(scenario, len(times), rng)
     arrivals = tuple(
@@ -77,9 +77,7 @@ def requests_of(scenario: Scenario, world: World, seed: int) -> Requests:
     )
     own = np.random.default_rng([seed, 2])
     apart = world.calibration if isinstance(world, RecordedWorld) else world
-    calibration = apart.draw(
-        [_pick(scenario.calibration, own) for _ in range(scenario.calibration_requests)], own
-    )
+    calibration = apart.draw(_picked([scenario.calibration] * scenario.calibration_requests, own), own)
     first = calibration[0].signature
     return Requests(arrivals, tuple(calibration), first.shape, first.top_k)
 
@@ -199,10 +197,15 @@ def _mix_at(scenario: Scenario, at_s: float) -> Mix:
     return [phase for phase in scenario.phases if phase.from_s <= at_s][-1].mix
 
 
-def _pick(mix: Mix, rng: np.random.Generator) -> str:
-    names = sorted(mix)
-    ends = np.cumsum([mix[name] for name in names])
-    return names[int(np.searchsorted(ends, rng.random() * ends[-1], side="right"))]
+def _picked(mixes: Sequence[Mix], rng: np.random.Generator) -> list[str]:
+    """A domain out of each of `mixes`."""
+    known = {id(mix): mix for mix in mixes}
+    ends = {key: np.cumsum([mix[name] for name in sorted(mix)]) for key, mix in known.items()}
+    names = {key: sorted(mix) for key, mix in known.items()}
+    return [
+        names[id(mix)][int(np.searchsorted(ends[id(mix)], draw * ends[id(mix)][-1], side="right"))]
+        for mix, draw in zip(mixes, rng.random(len(mixes)), strict=True)
+    ]
 
 
 def _lengths(scenario: Scenario, count: int, rng: np.random.Generator) -> "Sequence[int]":

@@ -13,6 +13,8 @@ Floats = npt.NDArray[np.float32]
 
 FINGERPRINT = "simulated"
 _AT_A_TIME = 256
+_ROWS_AT_A_TIME = 768
+"""So few that the arrays of one block stay in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,17 +170,28 @@ def inclusion(logits: Floats, top_k: int) -> Floats:
 
     Of `top_k` draws in succession with probabilities softmax(logits): 1 - exp(-r p), r such that they sum to top_k.
     """
+    rows = logits.reshape(-1, logits.shape[-1])
+    out = np.empty_like(rows)
+    for start in range(0, len(rows), _ROWS_AT_A_TIME):
+        block = slice(start, start + _ROWS_AT_A_TIME)
+        _inclusion(rows[block], top_k, out[block])
+    return out.reshape(logits.shape)
+
+
+def _inclusion(logits: Floats, top_k: int, out: Floats) -> None:
     p = np.exp(logits - logits.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
-    rate = np.full((*p.shape[:-1], 1), float(top_k), np.float32)
+    rate = np.full((len(p), 1), float(top_k), np.float32)
+    left = np.empty_like(p)
     for _ in range(6):
-        left = np.exp(-rate * p)
+        np.exp(np.multiply(-rate, p, out=left), out=left)
         missing = top_k - (p.shape[-1] - left.sum(axis=-1, keepdims=True))
-        rate += missing / np.maximum((p * left).sum(axis=-1, keepdims=True), 1e-12)
-    chosen = 1.0 - np.exp(-rate * p)
-    chosen *= top_k / chosen.sum(axis=-1, keepdims=True)
-    out: Floats = np.minimum(chosen, np.float32(1.0))
-    return out
+        left *= p
+        rate += missing / np.maximum(left.sum(axis=-1, keepdims=True), 1e-12)
+    np.exp(np.multiply(-rate, p, out=left), out=left)
+    np.subtract(1.0, left, out=out)
+    out *= top_k / out.sum(axis=-1, keepdims=True)
+    np.minimum(out, np.float32(1.0), out=out)
 
 
 def drawn_counts(
@@ -188,19 +201,43 @@ def drawn_counts(
 
     Binomial counts by their normal approximation, then made to sum up at the likeliest experts, one by one.
     """
-    many = tokens[:, None, None].astype(np.float32)
-    spread = np.sqrt(many * chosen * (1 - chosen))
-    drawn = np.rint(many * chosen + spread * rng.standard_normal(chosen.shape, np.float32))
-    counts: npt.NDArray[np.int32] = np.clip(drawn, 0, many).astype(np.int32)
-    order = np.argsort(-chosen, axis=-1)
-    wanted = (tokens * top_k)[:, None]
+    layers, experts = chosen.shape[1:]
+    noise = rng.standard_normal(chosen.shape, np.float32).reshape(-1, experts)
+    rows = chosen.reshape(-1, experts)
+    many = np.repeat(tokens, layers)[:, None]
+    counts = np.empty(rows.shape, np.int32)
+    for start in range(0, len(rows), _ROWS_AT_A_TIME):
+        block = slice(start, start + _ROWS_AT_A_TIME)
+        share, most = rows[block], many[block].astype(np.float32)
+        mean = most * share
+        drawn = np.sqrt(mean * (1 - share))
+        drawn *= noise[block]
+        drawn += mean
+        np.clip(np.rint(drawn, out=drawn), 0, most, out=drawn)
+        counts[block] = drawn
+        _make_up(counts[block], share, many[block], top_k)
+    return counts.reshape(chosen.shape)
+
+
+def _make_up(
+    counts: npt.NDArray[np.int32], chosen: Floats, tokens: npt.NDArray[np.int64], top_k: int
+) -> None:
+    """Adds or takes one at the likeliest experts until every row of `counts` sums to `tokens` [rows, 1] * top_k."""
     while True:
-        missing = wanted - counts.sum(axis=-1)
-        if not missing.any():
-            return counts
-        ordered = np.take_along_axis(counts, order, -1)
-        step = np.sign(missing)[..., None]
-        room = np.where(step > 0, ordered < tokens[:, None, None], ordered > 0) & (step != 0)
-        turn = np.cumsum(room, axis=-1) <= np.abs(missing)[..., None]
-        ordered += np.where(room & turn, step, 0).astype(np.int32)
-        np.put_along_axis(counts, order, ordered, -1)
+        missing = (tokens * top_k)[:, 0] - counts.sum(axis=-1)
+        wrong = np.flatnonzero(missing)
+        if not wrong.size:
+            return
+        missing, some = missing[wrong], counts[wrong]
+        room = np.where(missing[:, None] > 0, some < tokens[wrong], some > 0)
+        turns = np.minimum(np.abs(missing), np.count_nonzero(room, axis=-1))
+        unlikely = np.where(room, -chosen[wrong], np.float32(1.0))
+        least = np.take_along_axis(np.sort(unlikely, axis=-1), turns[:, None] - 1, -1)
+        turn = room & (unlikely <= least)
+        for row in np.flatnonzero(np.count_nonzero(turn, axis=-1) != turns):
+            # Equal shares: those that sort first.
+            order = np.argsort(-chosen[wrong[row]])
+            first = order[np.flatnonzero(room[row][order])[: turns[row]]]
+            turn[row] = False
+            turn[row, first] = True
+        counts[wrong] = some + np.where(turn, np.sign(missing)[:, None], 0).astype(np.int32)
