@@ -57,7 +57,7 @@ The batch is Little's, rate / 16 * 512 tokens * TPOT, the union the one that a m
 synthetic world (top-4 for GPT-OSS); base, per request and per expert by non-negative least squares of the relative
 error, factors on a grid of 0.01 (`python -m integration.bench published --fit`). Largest error on the five medians:
 1.9 % (Qwen3), 0.5 % (GPT-OSS), 1.4 % (Gemma). Qwen3 and Gemma get slower and faster again as the load grows, so
-their kernels have break points; the medians only say that they lie between 24 and 52 and between 51 and 65 (Qwen3), 21 and 45 and
-64 and 71 (Gemma). 33 and 65 are taken, sizes at which the tails of `random`, whose batches vary, jump too. Qwen3's
-from 97 on comes from one figure, the P99 of `random` at 100 requests/s (28.8 ms).
+their kernels have break points; the medians only say that they lie between 24 and 52 and between 51 and 65
+(Qwen3), 21 and 45 and 64 and 71 (Gemma). 33 and 65 are taken, sizes at which the tails of `random`, whose batches
+vary, jump too. Qwen3's from 97 on comes from one figure, the P99 of `random` at 100 requests/s (28.8 ms).
 """
