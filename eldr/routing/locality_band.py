@@ -96,7 +96,7 @@ class LocalityBand:
         similar = np.where(among, owned, -np.inf)
         band: Mask = similar >= similar.max() - tau
         if tau > 0 and band.sum() == 1 and among.sum() > 1:
-            band |= similar >= np.partition(similar, -2)[-2]
+            band |= (similar >= np.partition(similar, -2)[-2]) & (similar > UNSCORED)
         return band
 
     def _load_only(self, request: DecodeRequest, fleet: tuple[DecoderView, ...], fallback: str) -> Decision:

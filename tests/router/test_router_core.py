@@ -6,6 +6,7 @@ import pytest
 from router_rig import CoreRig
 
 from eldr.router.errors import NoWorkerError, UnknownModelError
+from eldr.router.fleet import FleetMismatchError
 from eldr.router.ledger import AlreadyReleasedError
 from eldr.routing.contract import DecodeRequest, PolicyError
 from eldr.routing.state import DecoderTotals
@@ -155,6 +156,19 @@ def test_no_worker_is_said_with_a_reason_per_worker(rig):
         rig.reserve()
     assert rig.core.counters.value("eldr_no_worker_total", role="decode") == 1
     assert rig.core.counters.value("eldr_no_worker_total", role="prefill") == 1
+
+
+@pytest.mark.parametrize("changes", [{"block_size": 32}, {"kv_layout": "float16"}, {"served_model": "other"}])
+def test_a_decoder_that_does_not_fit_the_prefill_workers_is_never_paired(changes):
+    """Case 3.22: it is refused where it registers, not at the transfer, and no request waits for it."""
+    rig = CoreRig()
+    rig.join("p0", "d0")
+    with pytest.raises(FleetMismatchError, match="worker d1 has"):
+        rig.core.register(fake_info("d1", WorkerRole.DECODE, **changes))
+    assert {rig.reserve(f"r{i}") for i in range(8)} == {"d0"}
+    rig.core.remove("d0")
+    with pytest.raises(NoWorkerError, match="no decoder is registered"):
+        rig.reserve()
 
 
 def test_a_removed_worker_is_not_picked(rig):

@@ -114,6 +114,19 @@ def test_an_empty_fleet_is_said_plainly(name):
         policy_named(name).select(request(), ())
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_decoder_that_comes_back_takes_the_work(name):
+    """Case 3.15: none is registered, all are draining, one comes up."""
+    policy, asked = policy_named(name), request()
+    draining = tuple(view(f"d{i}", 3, ineligible="draining") for i in range(3))
+    with pytest.raises(NoEligibleDecoderError, match="no decoder is registered"):
+        policy.select(asked, ())
+    with pytest.raises(NoEligibleDecoderError, match="d0: draining; d1: draining; d2: draining"):
+        policy.select(asked, draining)
+    assert policy.select(asked, (*draining, silent_view("d9"))).worker_id == "d9"
+    assert policy.select(asked, (*draining[:2], view("d2", 3))).worker_id == "d2"
+
+
 @pytest.mark.parametrize("name", ["jsq", "locality-band", "locality-band-online", "union-cost"])
 def test_a_burst_between_two_reports_is_spread(name):
     """Case 3.5: 4 equal workers, reports frozen, 40 requests at once, identical signature."""

@@ -2,9 +2,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from policy_fleets import SHAPE, booked, equal_fleet, place, request, view
 
-from eldr.routing.contract import DecodeRequest
+from eldr.routing.contract import DecodeRequest, NoEligibleDecoderError
 from eldr.routing.registry import Sources, make_policy
 from eldr.routing.step_time import Observation, StepTimes
 from eldr.routing.union_cost import UnionCost
@@ -121,6 +123,42 @@ def test_a_decoder_over_the_tail_guard_is_left_out_and_said_so():
     assert guarded.worker_id == "d1"
     reasons = {c.worker_id: c.reason for c in guarded.candidates}
     assert reasons["d0"].endswith("the tail guard")
+
+
+@st.composite
+def loaded_fleets(draw):
+    levels = st.sampled_from([0.1, 0.3, 0.5, 0.8, 1.0])
+    return tuple(
+        view(
+            f"d{i}",
+            draw(st.integers(1, 30)),
+            hit_frequency=touching(*draw(st.sets(st.integers(0, 7), min_size=1)), level=draw(levels)),
+            ineligible=draw(st.sampled_from(["", "", "draining", "stale 9.0 s"])),
+        )
+        for i in range(draw(st.integers(1, 6)))
+    )
+
+
+@given(
+    fleet=loaded_fleets(),
+    excluded=st.sets(st.sampled_from(["d0", "d1", "d2"])),
+    options=st.sampled_from(
+        [{"tail_guard": 0.05}, {"tail_guard": 0.001, "power": 1}, {"tail_guard": 2.0}, {}]
+    ),
+)
+def test_guard_and_load_bound_look_only_at_those_that_may_take_work(fleet, excluded, options):
+    asked = request(exclude=frozenset(excluded))
+    able = tuple(v for v in fleet if not v.ineligible and v.worker_id not in excluded)
+    if not able:
+        with pytest.raises(NoEligibleDecoderError):
+            union_cost(**options).select(asked, fleet)
+        return
+    decision = union_cost(**options).select(asked, fleet)
+    alone = union_cost(**options).select(request(), able)
+    assert decision.worker_id == alone.worker_id
+    assert {c.worker_id for c in decision.candidates if c.eligible} == {
+        c.worker_id for c in alone.candidates if c.eligible
+    }
 
 
 def test_the_guard_never_leaves_nobody():
