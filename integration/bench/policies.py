@@ -141,9 +141,7 @@ def table(cells: Sequence[Cell]) -> Table:
 
 def bound_table(bounds: Sequence[Bound]) -> Table:
     """One row per cell and policy."""
-    out = Table(
-        title="Mean step time of the requests in flight against a balanced deal, %"
-    )
+    out = Table(title="Mean step time of the requests in flight against a balanced deal, %")
     out.add_column("scenario", no_wrap=True)
     for heading in ("rate", "policy", "balanced ms", "gained", "possible", "reached"):
         out.add_column(heading, justify="right", no_wrap=True)
@@ -172,8 +170,10 @@ def measured(
         task = bar.add_task("cells", total=len(todo))
         for each, rate in todo:
             scenario = dataclasses.replace(each, rate=rate)
-            if arguments.quick:
-                scenario = dataclasses.replace(scenario, duration_s=20.0, warmup_s=5.0)
+            duration_s = 20.0 if arguments.quick else arguments.duration
+            if duration_s:
+                warmup_s = min(scenario.warmup_s, duration_s / 4)
+                scenario = dataclasses.replace(scenario, duration_s=duration_s, warmup_s=warmup_s)
             jobs = len(os.sched_getaffinity(0))
             policies = (*scenario.policies, ORACLE)
             runs = run_all(scenario, folder, policies, seeds, jobs, moments=moments)
@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="rates 20 to 100, 5 seeds")
     parser.add_argument("--quick", action="store_true", help="20 s of arrivals, one seed")
     parser.add_argument("--bound", action="store_true", help="the clairvoyant bound beside the cells; slower")
+    parser.add_argument("--duration", type=float, help="seconds of arrivals, a quarter of them warm-up")
     parser.add_argument("--json", type=Path, help="write the cells here, after each scenario and rate")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
