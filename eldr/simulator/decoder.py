@@ -1,5 +1,6 @@
 """A simulated decoder: continuous batching with a step time that follows the batch and its expert union."""
 
+import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -20,17 +21,20 @@ Masks = npt.NDArray[np.uint64]
 class Running:
     """A request in a decoder. Times are NaN until they are known.
 
-    `masks` uint64 [steps, layers, words] are its routes as bit sets, where single steps are simulated.
+    `joined_step` are the steps that its decoder had taken when it joined, `order` its place among all that joined.
+    `log_kept` [layers, experts] is log(1 - share), with expected unions; `masks` uint64 [steps, layers, words] are its
+    routes as bit sets, where single steps are simulated.
     """
 
     request_id: str
     prompt: Prompt
     output_tokens: int
-    left: int = 0
-    done: int = 0
+    joined_step: int = 0
+    order: int = 0
     joined_s: float = float("nan")
     first_s: float = float("nan")
     last_s: float = float("nan")
+    log_kept: npt.NDArray[np.float32] | None = None
     masks: Masks | None = None
 
 
@@ -69,6 +73,11 @@ class SimDecoder:
         self._log_left = np.zeros(self.shape, np.float64)
         self._hit = np.zeros(self.shape, np.float32)
         self._mean = np.zeros(self.shape, np.float32)
+        self._ends: list[tuple[int, int, Running]] = []
+        self._new: list[Running] = []
+        self._joined = 0
+        self._prompt_tokens = 0
+        self._joined_steps = 0
         self._begun_s = 0.0
         self._step_s = 0.0
         self._union = 0.0
@@ -85,7 +94,6 @@ class SimDecoder:
 
     def arrive(self, request: Running, now_s: float) -> None:
         """A request and its KV are there."""
-        request.left = request.output_tokens
         self.waiting.append(request)
         if not self.running:
             self._advance(now_s, 0)
@@ -95,9 +103,7 @@ class SimDecoder:
         """When the batch changes next: a request ends, or one that waits may join. Infinite where nothing runs."""
         if not self.running:
             return float("inf")
-        steps = min(request.left for request in self.running.values())
-        if self.exact:
-            steps = 1
+        steps = 1 if self.exact else self._steps_left()
         return self._begun_s + steps * self._step_s
 
     def boundary_s(self, now_s: float) -> float:
@@ -112,11 +118,13 @@ class SimDecoder:
             return []
         steps = round((now_s - self._begun_s) / self._step_s)
         self._advance(now_s, steps)
-        ended = [request for request in self.running.values() if request.left <= 0]
-        for request in ended:
+        ended = []
+        while self._ends and self._steps_left() <= 0:
+            request = heapq.heappop(self._ends)[2]
             request.last_s = now_s
             del self.running[request.request_id]
             self._leave(request)
+            ended.append(request)
         self._admit(now_s)
         return ended
 
@@ -125,6 +133,8 @@ class SimDecoder:
         lost = [*self.running.values(), *self.waiting]
         self.running.clear()
         self.waiting.clear()
+        self._ends.clear()
+        self._new.clear()
         self._log_left[:] = 0.0
         self.failed = True
         self.version += 1
@@ -143,7 +153,7 @@ class SimDecoder:
             age_s=age_s,
             running=len(self.running),
             waiting=len(self.waiting),
-            kv_tokens=sum(r.prompt.signature.tokens + r.done for r in self.running.values()),
+            kv_tokens=self._prompt_tokens + len(self.running) * totals.steps - self._joined_steps,
             step_time_ewma_s=self._last_step_s,
             step_time_last_s=self._last_step_s,
             batch_last=self._last_batch,
@@ -158,17 +168,15 @@ class SimDecoder:
         if self.running and self._step_s > 0:
             steps = int((now_s - self._begun_s) / self._step_s + 1e-9)
             if steps > 0:
-                most = min(request.left for request in self.running.values()) - 1
+                most = self._steps_left() - 1
                 self._advance(self._begun_s + min(steps, most) * self._step_s, min(steps, most))
 
     def _advance(self, now_s: float, steps: int) -> None:
         if steps > 0 and self.running:
             batch = len(self.running)
-            for request in self.running.values():
-                if request.done == 0:
-                    request.first_s = self._begun_s + self._step_s
-                request.done += steps
-                request.left -= steps
+            for request in self._new:
+                request.first_s = self._begun_s + self._step_s
+            self._new.clear()
             totals = self.totals
             totals.steps += steps
             totals.tokens += steps * batch
@@ -184,22 +192,36 @@ class SimDecoder:
         while self.waiting and len(self.running) < self.max_num_seqs:
             request = self.waiting.popleft()
             request.joined_s = now_s
+            request.joined_step, request.order = self.totals.steps, self._joined
+            self._joined += 1
+            self._joined_steps += request.joined_step
+            self._prompt_tokens += request.prompt.signature.tokens
             self.running[request.request_id] = request
+            self._new.append(request)
+            heapq.heappush(self._ends, (request.joined_step + request.output_tokens, request.order, request))
             if self.exact:
                 if request.prompt.routes is None:
                     raise ValueError(f"{request.request_id} has no routes, which exact unions need")
                 request.masks = bit_sets(request.prompt.routes, self.shape[1])
             else:
-                self._log_left += np.log1p(-np.minimum(request.prompt.shares, 1 - _LEAST_LEFT))
+                request.log_kept = np.log1p(-np.minimum(request.prompt.shares, 1 - _LEAST_LEFT))
+                self._log_left += request.log_kept
         self._begun_s = now_s
         self.version += 1
         self._plan()
 
     def _leave(self, request: Running) -> None:
-        if not self.exact:
-            self._log_left -= np.log1p(-np.minimum(request.prompt.shares, 1 - _LEAST_LEFT))
+        self._joined_steps -= request.joined_step
+        self._prompt_tokens -= request.prompt.signature.tokens
+        if request.log_kept is not None:
+            self._log_left -= request.log_kept
+            request.log_kept = None
         if not self.running:
             self._log_left[:] = 0.0
+
+    def _steps_left(self) -> int:
+        """Steps until the next request ends; below 1 where one just has."""
+        return self._ends[0][0] - self.totals.steps
 
     def _plan(self) -> None:
         """Union and time of the next step."""
@@ -213,7 +235,7 @@ class SimDecoder:
 
     def _touched(self) -> npt.NDArray[np.bool_]:
         picked = [
-            request.masks[request.done % len(request.masks)]
+            request.masks[(self.totals.steps - request.joined_step) % len(request.masks)]
             for request in self.running.values()
             if request.masks is not None
         ]

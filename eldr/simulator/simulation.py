@@ -27,6 +27,8 @@ from eldr.simulator.step_time import StepTime
 from eldr.simulator.world import FINGERPRINT, Prompt
 
 TICK_S = 0.25
+"""Between two samples of the load, and two looks whether a refit is due."""
+CORE_TICK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +333,8 @@ class Simulation:
             self.core.load_profile(self._refit_on_change(len(live)))
 
     def _tick(self) -> None:
-        self.core.tick()
+        if self._now_s % CORE_TICK_S < TICK_S:
+            self.core.tick()
         self._live.tick(self._now_s)
         self._live.tick(self._now_s)  # collects what the first one ran
         loads = [d.in_flight for d in self._decoders.values() if not d.failed]
