@@ -40,6 +40,13 @@ SETTINGS = {
     "breaker_open_s": "That while; doubled at each failed probe, up to eight times.",
     "probe_after_s": "Silence of a worker after which its health is asked for.",
     "max_body_bytes": "Largest request body.",
+    "read_timeout_s": "For a client to send its body.",
+    "max_requests": "Requests that run at a time; more wait.",
+    "max_waiting": "Requests that wait for a turn, at most; more are a 429.",
+    "tenant_requests": "Of one tenant that run at a time.",
+    "tenant_waiting": "Of one tenant that wait, at most.",
+    "queue_timeout_s": "Longest wait for a turn.",
+    "tenant_header": "Header that names the tenant, set by a trusted proxy; else the bearer token does.",
     "first_token_from_prefill": "Send the token that prefill samples before a decoder is chosen.",
     "learn_share": "Share of the requests from whose decode counts the router learns.",
 }
@@ -59,7 +66,9 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=type(entry.default),
             default=entry.default,
             show_default=True,
-            metavar="SECONDS" if seconds else {int: "INTEGER", float: "SHARE"}[type(entry.default)],
+            metavar="SECONDS"
+            if seconds
+            else {int: "INTEGER", float: "SHARE", str: "NAME"}[type(entry.default)],
             help=SETTINGS[entry.name],
         )(function)
     return function

@@ -35,10 +35,11 @@ from eldr.client.results import (
     StepTimeFit,
 )
 from eldr.routing.contract import Decision
+from eldr.rpc.calling import Caller, Line
 from eldr.rpc.codec import decode_decision, encode_signature, encode_worker_info, signature_message_from_text
 from eldr.rpc.fleet_codec import decode_worker_ref, decode_worker_status, encode_outcome
 from eldr.rpc.outcome import Outcome
-from eldr.rpc.settings import UNARY_TIMEOUT_S, channel_options
+from eldr.rpc.settings import UNARY_TIMEOUT_S
 from eldr.rpc.worker_info import WorkerInfo
 from eldr.rpc.worker_status import WorkerStatus
 from eldr.signature.expert_signature import ExpertSignature
@@ -53,17 +54,23 @@ class RouterClient:
     """Calls the first router of `addresses` (host:port) that can be reached.
 
     `timeout_s` is the deadline of every unary call. Channels open at the first call, on the running loop.
+    `caller` says whether over TLS and with which token.
     """
 
-    def __init__(self, addresses: str | Sequence[str], timeout_s: float = UNARY_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        timeout_s: float = UNARY_TIMEOUT_S,
+        caller: Caller | None = None,
+    ) -> None:
         self.addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         if not self.addresses or not all(self.addresses):
             raise ValueError(f"addresses must name at least one host:port, got {addresses!r}")
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be positive, got {timeout_s}")
         self._timeout_s = timeout_s
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._stubs: dict[tuple[str, Service], Any] = {}
+        self._caller = caller or Caller()
+        self._lines = {address: Line(address, self._caller) for address in self.addresses}
         self._preferred = 0
 
     async def __aenter__(self) -> Self:
@@ -76,10 +83,8 @@ class RouterClient:
 
     async def close(self) -> None:
         """Closes every channel; calls in flight are cancelled."""
-        channels, self._channels = self._channels, {}
-        self._stubs.clear()
-        for channel in channels.values():
-            await channel.close(None)
+        for line in self._lines.values():
+            await line.close()
 
     # Bookings.
 
@@ -90,11 +95,13 @@ class RouterClient:
         prompt_prefix: bytes = b"",
         reservation_id: str = "",
         exclude: Sequence[str] = (),
+        timeout_s: float | None = None,
     ) -> PrefillReservation:
         """Picks and books a prefill worker by the first 1,024 bytes of the prompt.
 
         A replay with the same `reservation_id` gives the same answer; one is made up when it is empty.
-        Raises NoWorkerError where no prefill worker can take the request.
+        `timeout_s` is a shorter deadline than the client's own. Raises NoWorkerError where no prefill worker can
+        take the request.
         """
         request = routing_pb2.SelectPrefillRequest(
             reservation_id=reservation_id or uuid.uuid4().hex,
@@ -102,7 +109,7 @@ class RouterClient:
             prompt_prefix=prompt_prefix[:1024],
             exclude_worker_ids=exclude,
         )
-        answer = await self._call(RouterServiceStub, "SelectPrefill", request)
+        answer = await self._call(RouterServiceStub, "SelectPrefill", request, timeout_s)
         return PrefillReservation(
             answer.reservation_id, decode_worker_ref(answer.worker), answer.expires_in_s
         )
@@ -126,21 +133,22 @@ class RouterClient:
         exclude: Sequence[str] = (),
         reservation_id: str = "",
         prefill_reservation_id: str = "",
+        timeout_s: float | None = None,
     ) -> DecodeReservation:
         """Picks and books a decode worker in one step.
 
         `signature` may be the text of `kv_transfer_params["eldr_signature"]`, which is passed on without
         unpacking; text that is no signature message raises CodecError. A signature that the router cannot
         use is a fallback there (`decision.fallback`), not an error. A replay with the same `reservation_id`
-        gives the same answer; one is made up when it is empty. Raises NoWorkerError where no decode worker
-        can take the request.
+        gives the same answer; one is made up when it is empty. `timeout_s` is a shorter deadline than the
+        client's own. Raises NoWorkerError where no decode worker can take the request.
         """
         request = routing_pb2.ReserveDecodeRequest(
             reservation_id=reservation_id or uuid.uuid4().hex,
             query=_query(model, signature, prompt_tokens, max_tokens, domain, exclude),
             prefill_reservation_id=prefill_reservation_id,
         )
-        answer = await self._call(RouterServiceStub, "ReserveDecode", request)
+        answer = await self._call(RouterServiceStub, "ReserveDecode", request, timeout_s)
         return DecodeReservation(
             answer.reservation_id,
             decode_worker_ref(answer.decision.worker),
@@ -302,24 +310,22 @@ class RouterClient:
     # Transport.
 
     def _method(self, address: str, service: Service, name: str) -> Any:
-        key = (address, service)
-        if key not in self._stubs:
-            if address not in self._channels:
-                self._channels[address] = grpc.aio.insecure_channel(address, options=channel_options())
-            self._stubs[key] = service(self._channels[address])
-        return getattr(self._stubs[key], name)
+        return getattr(self._lines[address].stub(service), name)
 
     def _order(self) -> list[int]:
         count = len(self.addresses)
         return [(self._preferred + step) % count for step in range(count)]
 
-    async def _call(self, service: Service, name: str, request: Any) -> Any:
+    async def _call(self, service: Service, name: str, request: Any, timeout_s: float | None = None) -> Any:
+        limit_s = self._timeout_s if timeout_s is None else max(0.0, min(timeout_s, self._timeout_s))
         order = self._order()
         for index in order:
             address = self.addresses[index]
             try:
-                answer = await self._method(address, service, name)(request, timeout=self._timeout_s)
+                answer = await self._method(address, service, name)(request, timeout=limit_s)
             except grpc.aio.AioRpcError as error:
+                if is_unreachable(error):
+                    await self._lines[address].renew()
                 if index == order[-1] or not is_unreachable(error):
                     raise router_error(error, address) from error
             else:
@@ -331,7 +337,7 @@ class RouterClient:
         order = self._order()
         for index in order:
             address = self.addresses[index]
-            call = self._method(address, service, name)(request)
+            call = self._method(address, service, name)(request, metadata=self._caller.metadata())
             begun = False
             try:
                 async for message in call:
@@ -340,6 +346,8 @@ class RouterClient:
                     yield message
                 return
             except grpc.aio.AioRpcError as error:
+                if is_unreachable(error):
+                    await self._lines[address].renew()
                 if begun or index == order[-1] or not is_unreachable(error):
                     raise router_error(error, address) from error
             finally:

@@ -38,7 +38,13 @@ class Router(Protocol):
     """The part of `eldr.client.RouterClient` that the gateway uses."""
 
     async def select_prefill(
-        self, *, model: str, prompt_prefix: bytes, reservation_id: str, exclude: list[str]
+        self,
+        *,
+        model: str,
+        prompt_prefix: bytes,
+        reservation_id: str,
+        exclude: list[str],
+        timeout_s: float | None,
     ) -> PrefillReservation: ...
 
     async def release_prefill(self, reservation_id: str, outcome: Outcome) -> bool: ...
@@ -54,6 +60,7 @@ class Router(Protocol):
         exclude: list[str],
         reservation_id: str,
         prefill_reservation_id: str,
+        timeout_s: float | None,
     ) -> DecodeReservation: ...
 
     async def release_decode(
@@ -166,11 +173,17 @@ class _Booking:
 class PrefillBooking(_Booking):
     """A booked prefill worker. ReserveDecode ends the booking, else `release` does."""
 
-    async def reserve(self, model: str, prompt_prefix: bytes, exclude: list[str]) -> PrefillReservation:
+    async def reserve(
+        self, model: str, prompt_prefix: bytes, exclude: list[str], timeout_s: float | None = None
+    ) -> PrefillReservation:
         """Raises RouterError."""
         return await self._reserve(
             self._releases.router.select_prefill(
-                model=model, prompt_prefix=prompt_prefix, reservation_id=self.id, exclude=exclude
+                model=model,
+                prompt_prefix=prompt_prefix,
+                reservation_id=self.id,
+                exclude=exclude,
+                timeout_s=timeout_s,
             )
         )
 
@@ -208,6 +221,7 @@ class DecodeBooking(_Booking):
         reply: PrefillReply,
         signature: str | None,
         exclude: list[str],
+        timeout_s: float | None = None,
     ) -> DecodeReservation:
         """Raises RouterError, and CodecError on a signature that is none. Ends the prefill booking."""
         reservation = await self._reserve(
@@ -220,6 +234,7 @@ class DecodeBooking(_Booking):
                 exclude=exclude,
                 reservation_id=self.id,
                 prefill_reservation_id=prefill.id,
+                timeout_s=timeout_s,
             )
         )
         prefill.ended()

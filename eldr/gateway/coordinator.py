@@ -1,9 +1,9 @@
 """One request: a prefill leg, a decision, a decode leg; everything it holds is given back whatever happens."""
 
-import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from functools import partial
 
 import aiohttp
@@ -18,9 +18,11 @@ from eldr.client import (
     WorkerRef,
     WorkerRole,
 )
+from eldr.gateway.big_bodies import encoded
 from eldr.gateway.bookings import DecodeBooking, PrefillBooking, Releases
 from eldr.gateway.breaker import Breakers, Ticket
 from eldr.gateway.counters import Event
+from eldr.gateway.course import EVENT_STREAM, LEG_ID, Answer, Course
 from eldr.gateway.decoded import DecodedCounts
 from eldr.gateway.engine_client import EngineClient, read_all
 from eldr.gateway.errors import (
@@ -47,7 +49,6 @@ from eldr.gateway.legs import (
     ClientRequest,
     decode_body,
     prefill_body,
-    prompt_prefix,
     read_prefill_reply,
     read_reply,
     usage_of,
@@ -59,45 +60,6 @@ from eldr.gateway.transfers import Handoff, Transfer
 from eldr.gateway.watch import Watch
 
 log = structlog.get_logger()
-
-EVENT_STREAM = "text/event-stream"
-LEG_ID = "X-Request-Id"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What goes to the client: `body` is bytes, or the blocks of a stream that has begun."""
-
-    status: int
-    content_type: str
-    headers: Mapping[str, str]
-    body: bytes | AsyncIterator[bytes]
-
-
-@dataclass(slots=True)
-class _Course:
-    """How a request went so far. `failed` holds the workers that are not asked again.
-
-    `takes_first` while the next prefill leg's token shall be the first of the answer, `first` once one is. From
-    then on `request` is the rest of the request. `sampled` where its expert counts shall be recorded, `teaches`
-    where the router's predictor shall learn from them.
-    """
-
-    request: ClientRequest
-    held: ExitStack
-    sampled: bool = False
-    teaches: bool = False
-    attempt: int = 1
-    handoff: Handoff | None = None
-    takes_first: bool = False
-    first: FirstToken | None = None
-    failed: set[str] = field(default_factory=set)
-    failure: LegError | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-
-    def leg_headers(self, booking_id: str) -> dict[str, str]:
-        """Every leg has an id of its own; the client's id never reaches an engine (case 2.15)."""
-        return {**self.request.headers, LEG_ID: f"eldr-{booking_id}"}
 
 
 class Coordinator:
@@ -122,22 +84,43 @@ class Coordinator:
         self._guard = Guard(Breakers(settings.breaker_failures, settings.breaker_open_s, clock), self._counts)
         self.watch = Watch(engines.alive, settings.probe_after_s, self._counts, clock)
 
+    def now_s(self) -> float:
+        """The clock by which a request's `ends_s` is meant."""
+        return self._clock()
+
     @asynccontextmanager
     async def answer(self, request: ClientRequest) -> AsyncIterator[Answer]:
         """The answer to a request; leaving the context gives everything back. Raises GatewayError."""
         with ExitStack() as held:
             takes_first = self._takes_first(request)
             teaches = self._decoded is not None and self._decoded.wanted()
-            course = _Course(request, held, self._sampler.wanted(), teaches, takes_first=takes_first)
+            course = Course(request, held, self._sampler.wanted(), teaches, takes_first=takes_first)
             try:
-                answer = await self._serve(course)
+                answer = await self._serve_in_time(course)
             except WorkerRefusalError as refusal:
                 answer = Answer(refusal.status, refusal.content_type, course.headers, refusal.body)
             except RouterError as error:
                 raise from_router(error) from error
             yield answer
 
-    async def _serve(self, course: _Course) -> Answer:
+    async def _serve_in_time(self, course: Course) -> Answer:
+        """Up to the first byte. Raises GatewayError 504 at the client's own deadline, which is no worker's fault."""
+        left_s = course.left_s(self._clock())
+        try:
+            async with asyncio.timeout(None if math.isinf(left_s) else left_s):
+                return await self._serve(course)
+        except TimeoutError as error:
+            raise self._too_late() from error
+        except RouterError as error:
+            if course.left_s(self._clock()) > 0:
+                raise
+            raise self._too_late() from error
+
+    def _too_late(self) -> GatewayError:
+        self._counts[Event.DEADLINE_PASSED] += 1
+        return GatewayError(504, "the request took longer than its deadline, set by x-eldr-timeout")
+
+    async def _serve(self, course: Course) -> Answer:
         """Prefill, then decode. What another worker may do better is tried there, `attempts` times in all.
 
         A decoder that could not be reached leaves the hand-off as it was, and the next one takes it over. One
@@ -187,7 +170,7 @@ class Coordinator:
             self._counts[reason] += 1
         return reason is None
 
-    def _begin(self, course: _Course, handoff: Handoff) -> Answer | None:
+    def _begin(self, course: Course, handoff: Handoff) -> Answer | None:
         """Makes the prefill leg's token the first of the answer where it can be.
 
         Returns what there is to send now: an answer that is complete, or a stream that has begun and chooses its
@@ -212,11 +195,11 @@ class Coordinator:
         course.first, course.request = first, first.continuation
         return Answer(200, EVENT_STREAM, headers, self._continued(course, first)) if streams else None
 
-    async def _continued(self, course: _Course, first: FirstToken) -> AsyncIterator[bytes]:
+    async def _continued(self, course: Course, first: FirstToken) -> AsyncIterator[bytes]:
         """The stream from its first token on. What would have been a status is an error event by now."""
         yield first_events(first)
         try:
-            answer = await self._serve(course)
+            answer = await self._serve_in_time(course)
         except WorkerRefusalError as refusal:
             failure = refusal.as_gateway_error()
         except RouterError as error:
@@ -232,7 +215,7 @@ class Coordinator:
         self._counts[Event.STREAM_FAILED] += 1
         yield b"data: " + failure.body() + b"\n\n"
 
-    async def _prefill(self, course: _Course) -> Handoff:
+    async def _prefill(self, course: Course) -> Handoff:
         """Books a prefill worker and has the prompt computed there; its KV is then held for a decoder."""
         request = course.request
         booking = PrefillBooking(self._releases)
@@ -240,8 +223,9 @@ class Coordinator:
         worker = (
             await booking.reserve(
                 request.model,
-                prompt_prefix(request.endpoint, request.body),
+                request.prefix,
                 self._guard.excluded(course.failed),
+                course.left_s(self._clock()),
             )
         ).worker
         course.headers["x-eldr-prefill"] = worker.worker_id
@@ -258,7 +242,7 @@ class Coordinator:
                 response = await self._engines.post(
                     worker,
                     request.endpoint,
-                    json.dumps(body).encode(),
+                    encoded(body, request.raw),
                     headers,
                     self._settings.connect_timeout_s,
                 )
@@ -272,7 +256,7 @@ class Coordinator:
             transfer.ended()
         return Handoff(worker, booking, transfer, reply, self._clock())
 
-    async def _decode(self, course: _Course, handoff: Handoff) -> Answer:
+    async def _decode(self, course: Course, handoff: Handoff) -> Answer:
         """Books a decoder for the hand-off and returns its answer, a stream once its first event is there."""
         request = course.request
         booking = DecodeBooking(self._releases)
@@ -298,7 +282,7 @@ class Coordinator:
                 response = await self._engines.post(
                     worker,
                     request.endpoint,
-                    json.dumps(decode_body(request, handoff.reply, booking.id, keeps)).encode(),
+                    encoded(decode_body(request, handoff.reply, booking.id, keeps), request.raw),
                     course.leg_headers(booking.id),
                     max(0.001, min(self._settings.connect_timeout_s, self._remaining_s(handoff))),
                 )
@@ -309,7 +293,7 @@ class Coordinator:
         return Answer(response.status, response.content_type, course.headers, body)
 
     async def _reserve_decode(
-        self, course: _Course, handoff: Handoff, booking: DecodeBooking
+        self, course: Course, handoff: Handoff, booking: DecodeBooking
     ) -> DecodeReservation:
         """By the prefill worker's signature alone (case 1.15); without one the router takes load only."""
         signature = handoff.reply.signature
@@ -318,7 +302,12 @@ class Coordinator:
 
         async def reserve(text: str | None) -> DecodeReservation:
             return await booking.reserve(
-                course.request, handoff.booking, handoff.reply, text, self._guard.excluded(course.failed)
+                course.request,
+                handoff.booking,
+                handoff.reply,
+                text,
+                self._guard.excluded(course.failed),
+                min(self._remaining_s(handoff), course.left_s(self._clock())),
             )
 
         try:
@@ -330,7 +319,7 @@ class Coordinator:
 
     async def _first_of(
         self,
-        course: _Course,
+        course: Course,
         response: aiohttp.ClientResponse,
         worker: WorkerRef,
         booking: DecodeBooking,
@@ -340,11 +329,15 @@ class Coordinator:
         worker_id, first = worker.worker_id, course.first
         if response.content_type == EVENT_STREAM:
             rewrite = bytes if first is None else partial(later_event, first)
-            wait = partial(self.watch.limit, worker, self._settings.idle_timeout_s, "the next token")
+            idle_s = self._settings.idle_timeout_s
+
+            def wait() -> AbstractAsyncContextManager[None]:
+                return self.watch.limit(worker, min(idle_s, course.left_s(self._clock())), "the next token")
+
             relay = EventRelay(worker_id, response.content, wait, rewrite)
             await relay.open()
             booking.output_tokens = lambda: relay.output_tokens
-            return self._stream(relay, booking, ticket)
+            return self._stream(course, relay, booking, ticket)
         body = await read_all(worker_id, response)
         tokens = usage_of(read_reply(body), "completion_tokens")
         booking.output_tokens = lambda: tokens
@@ -352,7 +345,7 @@ class Coordinator:
         return body if first is None else merged_answer(first, body)
 
     async def _stream(
-        self, relay: EventRelay, booking: DecodeBooking, ticket: Ticket
+        self, course: Course, relay: EventRelay, booking: DecodeBooking, ticket: Ticket
     ) -> AsyncIterator[bytes]:
         """The decoder's events; a failure in their midst is an error event, with no [DONE] after it."""
         try:
@@ -360,14 +353,17 @@ class Coordinator:
                 yield block
         except LegError as error:
             self._counts[Event.STREAM_FAILED] += 1
-            booking.outcome = error.outcome
-            self._guard.failed(error.worker_id, ticket, error.fault)
-            failure: GatewayError = error.as_gateway_error()
+            if error.outcome is Outcome.TIMEOUT and course.left_s(self._clock()) <= 0:
+                failure = self._too_late()
+            else:
+                failure = error.as_gateway_error()
+                booking.outcome = error.outcome
+                self._guard.failed(error.worker_id, ticket, error.fault)
             yield b"data: " + error_body(failure.status, failure.message) + b"\n\n"
         else:
             booking.completed()
 
-    def _sample(self, course: _Course, handoff: Handoff, booking_id: str, decode_grpc: str) -> None:
+    def _sample(self, course: Course, handoff: Handoff, booking_id: str, decode_grpc: str) -> None:
         """Hands a request that ended well to the sampler. One without a signature is counted as such already."""
         signature = handoff.reply.signature
         if course.sampled and signature is not None:

@@ -8,6 +8,10 @@ class Event(StrEnum):
     """A fallback or a failure, one name per branch."""
 
     REQUEST_REFUSED = "request_refused"
+    REQUEST_QUEUED = "request_queued"
+    BODY_BIG = "body_big"
+    REQUEST_SHED = "request_shed"
+    DEADLINE_PASSED = "deadline_passed"
     NO_SIGNATURE = "no_signature"
     BAD_SIGNATURE = "bad_signature"
     NO_TRANSFER = "no_transfer"

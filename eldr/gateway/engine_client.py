@@ -1,5 +1,6 @@
 """HTTP to the workers: pooled connections, and every failure as a LegError that says whether it was reached."""
 
+import errno
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -143,6 +144,9 @@ async def _post(
 
 def transport_error(worker_id: str, error: BaseException) -> LegError:
     """A failed connection as a LegError. Only a connection that never stood is surely not `reached`."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        detail = "the gateway has no file descriptor left for a connection to it"
+        return LegError(worker_id, detail, outcome=Outcome.ABANDONED, reached=False)
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return LegError(
             worker_id, "no connection in time", outcome=Outcome.TIMEOUT, reached=False, retryable=True

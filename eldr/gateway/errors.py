@@ -11,6 +11,7 @@ _KINDS = {
     400: "BadRequestError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
     413: "RequestTooLargeError",
     429: "RateLimitError",
     502: "BadGatewayError",
@@ -53,6 +54,11 @@ class GatewayError(Exception):
 def refused(param: str, message: str) -> GatewayError:
     """400: the request itself cannot be served."""
     return GatewayError(400, message, param=param)
+
+
+def too_many(message: str) -> GatewayError:
+    """429 with Retry-After: more than one client, or all of them together, may have at a time."""
+    return GatewayError(429, message, retry_after_s=RETRY_AFTER_S)
 
 
 def unavailable(message: str) -> GatewayError:

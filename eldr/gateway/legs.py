@@ -5,6 +5,7 @@ token: whatever shapes only the output is left out, whatever shapes the prompt s
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -60,13 +61,20 @@ class Endpoint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A checked request. `headers` are those that go on to the workers; `request_id` is only echoed."""
+    """A checked request. `headers` are those that go on to the workers; `request_id` is only echoed.
+
+    `raw` are fields of the body that nobody here reads, as JSON text; `prefix` is the prompt's, see
+    `prompt_prefix`. `ends_s` is when the client's patience ends, by the coordinator's clock.
+    """
 
     endpoint: Endpoint
     body: Mapping[str, Any]
     request_id: str
     domain: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    raw: Mapping[str, bytes] = field(default_factory=dict)
+    prefix: bytes = b""
+    ends_s: float = math.inf
 
     @property
     def model(self) -> str:

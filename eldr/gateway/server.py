@@ -1,8 +1,8 @@
 """The HTTP server: routes, answers, readiness, the end of a process."""
 
 import asyncio
+import math
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,20 +10,18 @@ import structlog
 from aiohttp import web
 
 from eldr.client import RouterError, WorkerHealth, WorkerRole, WorkerStatus
+from eldr.gateway.admission import Admission, AdmissionLimits
+from eldr.gateway.big_bodies import BodyParser
 from eldr.gateway.bookings import Releases
-from eldr.gateway.coordinator import Answer, Coordinator
+from eldr.gateway.coordinator import Coordinator
 from eldr.gateway.counters import Event
-from eldr.gateway.errors import GatewayError, error_body, from_router, refused, unavailable
-from eldr.gateway.legs import ClientRequest, Endpoint, parse_body
+from eldr.gateway.course import Answer
+from eldr.gateway.errors import GatewayError, error_body, from_router, unavailable
+from eldr.gateway.headers import FORWARDED_HEADERS, domain_of, echoed_id, tenant_of, timeout_of
+from eldr.gateway.legs import ClientRequest, Endpoint
 from eldr.gateway.settings import GatewaySettings
 
 log = structlog.get_logger()
-
-FORWARDED_HEADERS = ("Authorization", "X-Session-ID", "X-Vllm-Priority", "traceparent", "tracestate")
-"""Headers of the client that both legs carry. X-data-parallel-rank is none of them: it names an engine."""
-
-DOMAIN_HEADER = "x-eldr-domain"
-MAX_HEADER_CHARS = 256
 
 SETTLE_S = 10.0
 """How long a stopping gateway waits for releases of workers and routers that do not answer."""
@@ -41,6 +39,17 @@ class GatewayServer:
         self._releases = releases
         self._counts = releases.counts
         self._settings = settings
+        self._admission = Admission(
+            AdmissionLimits(
+                settings.max_requests,
+                settings.max_waiting,
+                settings.tenant_requests,
+                settings.tenant_waiting,
+                settings.queue_timeout_s,
+            ),
+            self._counts,
+        )
+        self._bodies = BodyParser(self._counts)
         self._version_name = version
         self._created = int(time.time())
         self._requests: set[asyncio.Task[Any]] = set()
@@ -93,6 +102,7 @@ class GatewayServer:
                 await self._releases.settled()
         except TimeoutError:
             log.warning("releases_unfinished", after_s=SETTLE_S)
+        self._bodies.close()
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -118,7 +128,7 @@ class GatewayServer:
         assert task is not None
         self._requests.add(task)
         self._idle.clear()
-        request_id = _echoed_id(request)
+        request_id = echoed_id(request.headers)
         began = time.monotonic()
         status = 0
         try:
@@ -150,24 +160,40 @@ class GatewayServer:
     async def _respond(self, request: web.Request, request_id: str) -> web.StreamResponse:
         if self._draining:
             raise unavailable("the gateway is shutting down")
-        endpoint = Endpoint(request.path)
-        checked = ClientRequest(
-            endpoint=endpoint,
-            body=parse_body(endpoint, await self._read(request)),
-            request_id=request_id,
-            domain=_domain(request),
-            headers={name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers},
-        )
-        async with self._coordinator.answer(checked) as answer:
+        tenant = tenant_of(request.headers, self._settings.tenant_header)
+        timeout_s = timeout_of(request.headers)
+        ends_s = math.inf if timeout_s is None else self._coordinator.now_s() + timeout_s
+        async with (
+            self._admission.turn(tenant, timeout_s),
+            self._coordinator.answer(await self._checked(request, request_id, ends_s)) as answer,
+        ):
             headers = {**answer.headers, "x-request-id": request_id}
             if isinstance(answer.body, bytes):
                 headers["Content-Type"] = answer.content_type
                 return web.Response(status=answer.status, headers=headers, body=answer.body)
             return await self._stream(request, answer, headers)
 
+    async def _checked(self, request: web.Request, request_id: str, ends_s: float) -> ClientRequest:
+        endpoint, domain = Endpoint(request.path), domain_of(request.headers)
+        parsed = await self._bodies.parse(endpoint, await self._read(request))
+        return ClientRequest(
+            endpoint=endpoint,
+            body=parsed.body,
+            raw=parsed.raw,
+            prefix=parsed.prefix,
+            request_id=request_id,
+            domain=domain,
+            headers={name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers},
+            ends_s=ends_s,
+        )
+
     async def _read(self, request: web.Request) -> bytes:
         try:
-            return await request.read()
+            async with asyncio.timeout(self._settings.read_timeout_s):
+                return await request.read()
+        except TimeoutError as error:
+            limit_s = self._settings.read_timeout_s
+            raise GatewayError(408, f"the body was not complete within {limit_s:g} s") from error
         except web.HTTPRequestEntityTooLarge as error:
             limit = self._settings.max_body_bytes
             raise GatewayError(413, f"the body is larger than {limit} bytes, the limit here") from error
@@ -241,22 +267,3 @@ def _error_response(error: GatewayError) -> web.Response:
     return web.Response(
         status=error.status, body=error.body(), content_type="application/json", headers=headers
     )
-
-
-def _echoed_id(request: web.Request) -> str:
-    """The client's own X-Request-Id where it can be echoed, else one of ours."""
-    given = request.headers.get("X-Request-Id", "")
-    return given if given and _is_plain(given) else f"eldr-{uuid.uuid4().hex}"
-
-
-def _domain(request: web.Request) -> str:
-    domain = request.headers.get(DOMAIN_HEADER, "")
-    if not _is_plain(domain):
-        raise refused(
-            DOMAIN_HEADER, f"{DOMAIN_HEADER} must be at most {MAX_HEADER_CHARS} printable ASCII characters"
-        )
-    return domain
-
-
-def _is_plain(text: str) -> bool:
-    return len(text) <= MAX_HEADER_CHARS and text.isascii() and text.isprintable()

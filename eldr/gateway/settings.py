@@ -33,6 +33,18 @@ class GatewaySettings:
     probe_after_s: float = 10.0
     """Silence of a worker after which its health is asked for."""
     max_body_bytes: int = 16 * 1024 * 1024
+    read_timeout_s: float = 30.0
+    """For a client to send its body."""
+    max_requests: int = 4096
+    """Requests that run at a time; more wait."""
+    max_waiting: int = 4096
+    tenant_requests: int = 4096
+    """Of one tenant: the bearer token, or the header that `tenant_header` names."""
+    tenant_waiting: int = 1024
+    queue_timeout_s: float = 30.0
+    """Longest wait for a turn."""
+    tenant_header: str = ""
+    """Trusted header that names the tenant: set by a proxy, never by clients. Empty for none."""
     first_token_from_prefill: bool = False
     """Whether the token that prefill samples goes to the client before the decoder is chosen."""
     learn_share: float = 0.0
@@ -41,7 +53,7 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if isinstance(entry.default, bool):
+            if isinstance(entry.default, (bool, str)):
                 continue
             low, high = (1, float("inf")) if isinstance(entry.default, int) else (0.001, float("inf"))
             if entry.name == "handoff_timeout_s":

@@ -48,7 +48,7 @@ class FakeTransfers:
 
     def prompt_of(self, ids: list[int]) -> tuple[str, list[int]] | None:
         """The text of token ids that begin with those of a known prompt, and the ids after it."""
-        for end in range(len(ids), 0, -1):
+        for end in sorted({len(known) for known in self.prompts}, reverse=True):
             text = self.prompts.get(tuple(ids[:end]))
             if text is not None:
                 return text, ids[end:]

@@ -50,6 +50,7 @@ class RecordingRouter:
         self.decoded: list[ExpertSignature | None] = []
         self.decode_queries: list[dict] = []
         self.prefixes: list[bytes] = []
+        self.timeouts: list[float | None] = []
         self.error: Exception | None = None
         self.gates: dict[str, asyncio.Event] = {}
         self.waiting: Counter[str] = Counter()
@@ -71,8 +72,11 @@ class RecordingRouter:
             self.waiting[name] += 1
             await self.gates[name].wait()
 
-    async def select_prefill(self, *, model, prompt_prefix, reservation_id, exclude) -> PrefillReservation:
+    async def select_prefill(
+        self, *, model, prompt_prefix, reservation_id, exclude, timeout_s
+    ) -> PrefillReservation:
         self.prefixes.append(prompt_prefix)
+        self.timeouts.append(timeout_s)
         worker = await self._pick(WorkerRole.PREFILL, exclude, reservation_id)
         await self._gate("select_prefill")
         return PrefillReservation(reservation_id, worker, 60.0)
@@ -82,6 +86,7 @@ class RecordingRouter:
         return self.booked.pop(reservation_id, None) is not None
 
     async def reserve_decode(self, **query) -> DecodeReservation:
+        self.timeouts.append(query["timeout_s"])
         self.decode_queries.append(query)
         worker = await self._pick(WorkerRole.DECODE, query["exclude"], query["reservation_id"])
         self.booked.pop(query["prefill_reservation_id"], None)
