@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import numpy as np
 import structlog
 from rich.box import SIMPLE
 from rich.console import Console
@@ -77,6 +78,10 @@ def command(
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     try:
         scenario = load_scenario(scenario_path)
+        if rate is not None and scenario.arrivals:
+            raise ScenarioError(
+                f"--rate has no meaning here: {scenario_path.name} replays arrivals; drop either"
+            )
         scenario = dataclasses.replace(
             scenario,
             rate=scenario.rate if rate is None else rate,
@@ -124,7 +129,20 @@ def table(scenario: Scenario, runs: Sequence[Run]) -> Table:
         title=f"TPOT, {scenario.name}, {scenario.rate:g} requests/s", box=SIMPLE, padding=(0, 1, 0, 0)
     )
     out.add_column("policy", no_wrap=True)
-    for heading in ("P50 ms", "±", "change", "P99 ms", "±", "change", "TTFT ms", "experts", "skew", "lost"):
+    for heading in (
+        "P50 ms",
+        "±",
+        "change",
+        "P99 ms",
+        "±",
+        "change",
+        "TTFT ms",
+        "experts",
+        "skew",
+        "lost",
+        "step err",
+        "share err",
+    ):
         out.add_column(heading, justify="right", no_wrap=True)
     policies = list(dict.fromkeys(run.policy for run in runs))
     by = {policy: [run.figures for run in runs if run.policy == policy] for policy in policies}
@@ -143,5 +161,8 @@ def table(scenario: Scenario, runs: Sequence[Run]) -> Table:
         row += [f"{means[name][policy][0]:.1f}" for name in ("ttft_p50_ms", "union")]
         row.append(f"{means['skew'][policy][0]:.2f}")
         row.append(str(sum(f.refused + f.unfinished for f in by[policy])))
+        for errors in ([f.step_time_error for f in by[policy]], [f.share_error for f in by[policy]]):
+            known = [error for error in errors if error is not None]
+            row.append(f"{np.mean(known):.1%}" if known else "-")
         out.add_row(*row)
     return out

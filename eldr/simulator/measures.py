@@ -31,6 +31,10 @@ class Figures:
     """Of TPOT, in steps of 1 %, 0 to 100."""
     skew_series: tuple[tuple[float, float], ...] = ()
     """(time in seconds, largest load over mean load), from the warm-up until the last arrival."""
+    step_time_error: float | None = None
+    """Mean of |predicted / true - 1| of step times, as the router's model had them before each report."""
+    share_error: float | None = None
+    """Share of a request's picks that the router's predictor put on other experts; 0 is exact, 1 all wrong."""
     bound: Clairvoyance | None = None
     """Against the best placement of the requests in flight at some moments, where that was asked for."""
 
@@ -75,7 +79,14 @@ def figures_of(outcomes: Outcomes, warmup_s: float, duration_s: float) -> Figure
         skew=float(np.mean([skew for _, skew in skews])) if skews else 1.0,
         tpot_quantiles_ms=tuple(np.percentile(tpot, np.arange(101)).round(4).tolist()),
         skew_series=tuple(skews),
+        step_time_error=_mean_after(outcomes.step_errors, warmup_s),
+        share_error=_mean_after(outcomes.share_errors, warmup_s),
     )
+
+
+def _mean_after(timed: Sequence[tuple[float, float]], from_s: float) -> float | None:
+    values = [value for at_s, value in timed if at_s >= from_s]
+    return float(np.mean(values)) if values else None
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

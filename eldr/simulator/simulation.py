@@ -17,6 +17,7 @@ from eldr.router.fleet import HealthLimits
 from eldr.router.refit import LiveFit
 from eldr.router.settings import RouterSettings
 from eldr.routing.contract import DecodeRequest
+from eldr.routing.state import DecoderState
 from eldr.rpc.outcome import Outcome
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
 from eldr.signature.geometry import ModelGeometry
@@ -29,6 +30,8 @@ from eldr.simulator.world import FINGERPRINT, Prompt
 TICK_S = 0.25
 """Between two samples of the load, and two looks whether a refit is due."""
 CORE_TICK_S = 1.0
+JUDGED_SHARE = 0.1
+"""Of the requests, whose predicted shares are compared with the true ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,15 @@ class Outcomes:
     union_tokens: float = 0.0
     placements: list[tuple[str, str]] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
+    step_errors: list[tuple[float, float]] = field(default_factory=list)
+    """(time, |predicted / true - 1|) of the step that ran at each report, predicted before the report came in."""
+    share_errors: list[tuple[float, float]] = field(default_factory=list)
+    """(time, share of a request's picks that its predicted shares put on other experts), of some decisions."""
+
+
+def _some(request_id: str, share: float) -> bool:
+    """Whether a request is among a share of all. By its id: neither the policy nor their order plays a part."""
+    return zlib.crc32(request_id.encode()) < share * 2**32
 
 
 class _Now(Executor):
@@ -219,6 +231,11 @@ class Simulation:
             self.outcomes.refused += 1
             self._open -= 1
             return
+        if _some(arrival.request_id, JUDGED_SHARE):
+            predicted = self.core.predictor.shares(prompt.signature)
+            wrong = float(np.abs(predicted - prompt.shares.reshape(-1)).sum()) / 2
+            picks = prompt.signature.top_k * prompt.signature.shape[0]
+            self.outcomes.share_errors.append((self._now_s, wrong / picks))
         name = booked.worker.worker_id
         self._on[arrival.request_id] = name
         self.outcomes.placements.append((arrival.request_id, name))
@@ -253,17 +270,13 @@ class Simulation:
 
     def _finish(self, request: Running) -> None:
         self.core.release(WorkerRole.DECODE, request.request_id, Outcome.COMPLETED, request.output_tokens)
-        if self._topology.learn_share and self._learns(request.request_id):
+        if _some(request.request_id, self._topology.learn_share):
             prompt, tokens = request.prompt, request.output_tokens
             self.core.predictor.observe(
                 prompt.signature, np.rint(prompt.shares * tokens).astype(np.int64), tokens
             )
         self.outcomes.finished.append((self._arrivals[request.request_id], request))
         self._open -= 1
-
-    def _learns(self, request_id: str) -> bool:
-        # By the id, so that which requests teach depends neither on the policy nor on their order.
-        return zlib.crc32(request_id.encode()) < self._topology.learn_share * 2**32
 
     def _again(self, arrival: Arrival) -> None:
         """Its decoder died: the request is prefilled and placed anew."""
@@ -314,7 +327,15 @@ class Simulation:
                 self._receive(state)
         self._at(self._now_s + topology.report_period_s, lambda: self._report(decoder))
 
-    def _receive(self, state: Any) -> None:
+    def _receive(self, state: DecoderState) -> None:
+        if state.running and state.step_time_last_s > 0:
+            predicted_s = self.core.step_times.model("simulated").predict(
+                state.batch_last,
+                state.union_last / self._geometry.experts,
+                state.kv_tokens,
+                state.worker_id,
+            )
+            self.outcomes.step_errors.append((self._now_s, abs(predicted_s / state.step_time_last_s - 1)))
         self.core.report(state)
 
     def _change(self, change: Change) -> None:

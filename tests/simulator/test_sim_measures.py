@@ -30,6 +30,16 @@ def test_a_run_without_requests_is_an_error():
         figures_of(outcomes(), 9.0, 10.0)
 
 
+def test_errors_are_means_of_what_was_seen_after_the_warm_up():
+    out = outcomes()
+    assert figures_of(out, 2.0, 5.0).step_time_error is None
+    out.step_errors = [(1.0, 9.0), (3.0, 0.1), (4.0, 0.3)]
+    out.share_errors = [(1.0, 9.0), (3.0, 0.5)]
+    figures = figures_of(out, 2.0, 5.0)
+    assert figures.step_time_error == pytest.approx(0.2)
+    assert figures.share_error == pytest.approx(0.5)
+
+
 def test_the_interval_is_students():
     assert interval([1.0]) == (1.0, 0.0)
     mean, half = interval([1.0, 2.0, 3.0])

@@ -46,10 +46,19 @@ def test_the_oracle_changes_only_union_cost():
 def test_the_router_is_told_the_decode_counts_of_a_share_of_the_requests(monkeypatch, share, low, high):
     told = []
     monkeypatch.setattr(
-        "eldr.routing.predictor.Predictor.observe", lambda self, signature, counts, tokens: told.append(tokens)
+        "eldr.routing.predictor.Predictor.observe",
+        lambda self, signature, counts, tokens: told.append(tokens),
     )
     scenario = tiny(fleet={"prefill": 2, "decode": 4, "learn_share": share})
     requests = drawn(scenario)
     simulate(scenario, requests, "union-cost", 0)
     assert low * len(requests.arrivals) <= len(told) <= high * len(requests.arrivals)
     assert set(told) <= {40}
+
+
+def test_a_run_tells_how_far_the_models_are_off():
+    requests = drawn(tiny())
+    plain, oracle = (simulate(tiny(), requests, name, 0) for name in ("union-cost", ORACLE))
+    assert 0.05 < plain.share_error < 0.5
+    assert oracle.share_error == 0
+    assert 0 < plain.step_time_error < 0.05
