@@ -98,11 +98,13 @@ def simulate(scenario: Scenario, requests: Requests, policy: str, seed: int, mom
         report_delay_s=fleet.report_delay_s,
         report_loss=fleet.report_loss,
         learn_share=fleet.learn_share,
+        compensation=fleet.compensation,
+        prefix_hit_share=fleet.prefix_hit_share,
         exact=scenario.world.exact,
     )
     fit: Callable[[int], Profile] | None = None
     if name.startswith("locality-band"):
-        fit = functools.partial(fitted, requests, seed=seed)
+        fit = functools.partial(fitted, requests, seed=seed, balanced=scenario.calibration_balanced)
     simulation = Simulation(
         topology,
         UnionCost.name if name == ORACLE else name,
@@ -129,14 +131,14 @@ def moments_s(scenario: Scenario, count: int) -> tuple[float, ...]:
     return tuple(scenario.warmup_s + length_s * (i + 0.5) / count for i in range(count))
 
 
-def fitted(requests: Requests, clusters: int, seed: int) -> Profile:
+def fitted(requests: Requests, clusters: int, seed: int, balanced: bool = True) -> Profile:
     """The published fit of the calibration prompts: count * idf, balanced clusters, one per decoder."""
     counts = np.stack([prompt.signature.counts for prompt in requests.calibration])
     transform = transform_named(TRANSFORM)
     weights = transform.learn(counts)
     layers = tuple(range(requests.shape[0]))
     rows = unit_rows(transform.weigh(counts, weights), layers)
-    found = spherical_kmeans(rows.rows[rows.usable], clusters, seed=seed, restarts=4)
+    found = spherical_kmeans(rows.rows[rows.usable], clusters, seed=seed, restarts=4, balanced=balanced)
     return Profile(
         fingerprint=FINGERPRINT,
         moe_layers=layers,
@@ -148,7 +150,7 @@ def fitted(requests: Requests, clusters: int, seed: int) -> Profile:
         centroids=found.centroids,
         quality=(),
         clustering=ClusterRecord(
-            found.sizes, True, found.objective, found.iterations, found.converged, found.distinct
+            found.sizes, balanced, found.objective, found.iterations, found.converged, found.distinct
         ),
         provenance=Provenance("", len(counts), "1970-01-01T00:00:00+00:00", "simulated", seed),
     )
@@ -177,6 +179,8 @@ def changes_of(scenario: Scenario) -> list[Change]:
 
 
 def _times(scenario: Scenario, rng: np.random.Generator) -> "Sequence[float]":
+    if scenario.arrivals:
+        return [at_s for at_s in scenario.arrivals if at_s < scenario.duration_s]
     bursts = scenario.bursts
     if bursts is None:
         count = rng.poisson(scenario.rate * scenario.duration_s)

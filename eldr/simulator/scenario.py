@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import yaml
 
 from eldr.routing.registry import POLICIES
+from eldr.simulator.arrivals_file import ArrivalsError, checked_arrivals, load_arrivals
+from eldr.simulator.compensation import Compensation
 from eldr.simulator.step_time import MODELS, StepTime
 from eldr.simulator.world import WorldShape
 
@@ -60,7 +62,8 @@ class Output:
 class FleetPlan:
     """The fleet. Decoders `slow` run at `slow_speed` of the others' speed.
 
-    `learn_share`: of the requests, whose decode counts the router is told when they end.
+    `learn_share`: of the requests, whose decode counts the router is told when they end. `compensation`: see there.
+    `prefix_hit_share`: of every prompt's tokens, which need no prefill.
     """
 
     prefill: int = 8
@@ -75,6 +78,8 @@ class FleetPlan:
     report_delay_s: float = 0.0
     report_loss: float = 0.0
     learn_share: float = 0.0
+    compensation: Compensation = Compensation.FULL
+    prefix_hit_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +113,13 @@ class Scenario:
     duration_s: float = 120.0
     warmup_s: float = 30.0
     bursts: Bursts | None = None
+    arrivals: tuple[float, ...] = ()
+    """Replayed arrival times in seconds instead of those that `rate` draws."""
     output: Output = field(default_factory=Output)
     fleet: FleetPlan = field(default_factory=FleetPlan)
     changes: tuple[Step, ...] = ()
     calibration_requests: int = 1_000
+    calibration_balanced: bool = True
     policies: tuple[str, ...] = DEFAULT_POLICIES
 
     def __post_init__(self) -> None:
@@ -128,6 +136,12 @@ class Scenario:
                 raise ScenarioError(f"{name} must be a number, got {value!r}")
             if not low <= value <= high:
                 raise ScenarioError(f"{name} must be {low:g} to {high:g}, got {value:g}")
+        if self.arrivals and self.arrivals[0] >= self.duration_s:
+            raise ScenarioError(
+                f"arrivals: the first comes at {self.arrivals[0]:g} s, after duration_s {self.duration_s:g}"
+            )
+        if self.arrivals and self.bursts:
+            raise ScenarioError("arrivals and bursts exclude each other")
         if not self.phases or self.phases[0].from_s != 0:
             raise ScenarioError("the first phase must begin at from_s 0")
         for phase in self.phases:
@@ -142,8 +156,9 @@ class Scenario:
             raise ScenarioError(f"fleet.slow must be 0 to {fleet.decode}, got {fleet.slow}")
         if not 0 <= fleet.report_loss < 1:
             raise ScenarioError(f"fleet.report_loss must be 0 to below 1, got {fleet.report_loss}")
-        if not 0 <= fleet.learn_share <= 1:
-            raise ScenarioError(f"fleet.learn_share must be 0 to 1, got {fleet.learn_share}")
+        for name in ("learn_share", "prefix_hit_share"):
+            if not 0 <= getattr(fleet, name) <= 1:
+                raise ScenarioError(f"fleet.{name} must be 0 to 1, got {getattr(fleet, name)}")
         for name in ("report_period_s", "prefill_tokens_per_s", "slow_speed"):
             if not getattr(fleet, name) > 0:
                 raise ScenarioError(f"fleet.{name} must be above 0, got {getattr(fleet, name)}")
@@ -174,6 +189,11 @@ def load_scenario(path: Path) -> Scenario:
         raise ScenarioError(f"{path.name} is no YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ScenarioError(f"{path.name} must be a mapping")
+    if isinstance(raw.get("arrivals"), str):
+        try:
+            raw["arrivals"] = load_arrivals(path.parent / raw["arrivals"])
+        except (ArrivalsError, OSError) as error:
+            raise ScenarioError(f"arrivals: {error}") from error
     return scenario_of(raw)
 
 
@@ -199,9 +219,13 @@ def scenario_of(raw: Mapping[str, Any]) -> Scenario:
         fleet = dict(_mapping(values["fleet"], "fleet"))
         if "step_time" in fleet:
             fleet["step_time"] = _step_time(fleet["step_time"])
+        if "compensation" in fleet:
+            fleet["compensation"] = _compensation(fleet["compensation"])
         values["fleet"] = _read(FleetPlan, fleet, "fleet")
     if "changes" in values:
         values["changes"] = tuple(_read(Step, change, "changes") for change in values["changes"])
+    if "arrivals" in values:
+        values["arrivals"] = _arrivals(values["arrivals"])
     if "policies" in values:
         values["policies"] = tuple(values["policies"])
     return _read(Scenario, values, "the scenario")
@@ -220,6 +244,25 @@ def parse_policy(text: str) -> tuple[str, dict[str, float]]:
         if not equals:
             raise ScenarioError(f"policy {text!r}: options are name=number, got {part!r}")
     return name, options
+
+
+def _arrivals(value: Any) -> tuple[float, ...]:
+    if isinstance(value, str):
+        raise ScenarioError("arrivals: a file is read only beside a scenario file; give a list of seconds")
+    if not isinstance(value, list | tuple):
+        raise ScenarioError(f"arrivals must be a file name or a list of seconds, got {value!r}")
+    try:
+        return checked_arrivals(value, "arrivals")
+    except ArrivalsError as error:
+        raise ScenarioError(str(error)) from error
+
+
+def _compensation(value: Any) -> Compensation:
+    try:
+        return Compensation(value)
+    except ValueError as error:
+        known = ", ".join(Compensation)
+        raise ScenarioError(f"fleet.compensation must be one of {known}, got {value!r}") from error
 
 
 def _step_time(value: Any) -> StepTime:

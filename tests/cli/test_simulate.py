@@ -82,3 +82,11 @@ def test_a_missing_counts_file_is_named(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [str(path)])
     assert done.exit_code == 1
     assert "none.npz does not exist" in done.output.replace("\n", " ")
+
+
+def test_a_rate_for_replayed_arrivals_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL + "arrivals: [0.5, 2]\n")
+    done = CliRunner().invoke(command, [str(path), "--rate", "5"])
+    assert done.exit_code == 1
+    assert "small.yaml replays arrivals" in done.output
