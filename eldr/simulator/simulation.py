@@ -22,6 +22,7 @@ from eldr.rpc.outcome import Outcome
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
 from eldr.signature.geometry import ModelGeometry
 from eldr.simulator.clairvoyant import Moment
+from eldr.simulator.compensation import Compensation, LessCompensated
 from eldr.simulator.decoder import Running, SimDecoder
 from eldr.simulator.oracle import OracleShares
 from eldr.simulator.step_time import StepTime
@@ -57,9 +58,10 @@ class Change:
 class Topology:
     """The fleet. `speeds` are decoders' speeds against the step-time model, by worker id.
 
-    A prefill worker takes one prompt at a time, `prefill_tokens_per_s` tokens a second. Reports come every
-    `report_period_s` and are lost with probability `report_loss`; `transfer_s` is between decision and decoder.
-    The router learns the decode counts of `learn_share` of the requests when they end.
+    A prefill worker takes one prompt at a time, `prefill_tokens_per_s` tokens a second; `prefix_hit_share` of a prompt
+    is in its prefix cache. Reports come every `report_period_s` and are lost with probability `report_loss`;
+    `transfer_s` is between decision and decoder. The router learns the decode counts of `learn_share` of the requests
+    when they end.
     """
 
     prefill: int = 8
@@ -73,6 +75,8 @@ class Topology:
     report_delay_s: float = 0.0
     report_loss: float = 0.0
     learn_share: float = 0.0
+    compensation: Compensation = Compensation.FULL
+    prefix_hit_share: float = 0.0
     exact: bool = False
 
     def names(self) -> tuple[str, ...]:
@@ -164,7 +168,12 @@ class Simulation:
             health=HealthLimits(stale_s=30.0, dead_s=60.0),
             seed=seed,
         )
-        self.core = RouterCore(settings, profile, clock=lambda: self._now_s)
+        clock = lambda: self._now_s  # noqa: E731
+        self.core = (
+            RouterCore(settings, profile, clock)
+            if topology.compensation is Compensation.FULL
+            else LessCompensated(topology.compensation, settings, profile, clock)
+        )
         self._oracle = OracleShares() if oracle else None
         if self._oracle is not None:
             self.core.predictor = self._oracle
@@ -212,7 +221,8 @@ class Simulation:
         self._arrivals[arrival.request_id] = arrival
         free = self._prefill_free_s
         worker = min(range(len(free)), key=free.__getitem__)
-        took_s = arrival.prompt.signature.tokens / self._topology.prefill_tokens_per_s
+        computed = arrival.prompt.signature.tokens * (1.0 - self._topology.prefix_hit_share)
+        took_s = computed / self._topology.prefill_tokens_per_s
         free[worker] = max(free[worker], self._now_s) + took_s
         self._at(free[worker], lambda: self._route(arrival))
 

@@ -37,7 +37,8 @@ class WorldShape:
     """The synthetic world's constants. Raises ValueError naming a field out of range.
 
     A request's logits are a shared part, one of its domain, one of its subdomain and one of its own, each normal with
-    these standard deviations; those of its prefill have a further one. A token takes `top_k` experts.
+    these standard deviations; those of its prefill have a further one. A token takes `top_k` experts. A signature
+    holds the picks of `signed_share` of the prompt's tokens: below 1 where prefixes come from a cache that keeps none.
     """
 
     layers: int = 12
@@ -51,6 +52,7 @@ class WorldShape:
     prefill: float = 0.6
     prompt_median: float = 200.0
     prompt_sigma: float = 0.6
+    signed_share: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("layers", "experts", "top_k", "subdomains"):
@@ -61,6 +63,8 @@ class WorldShape:
         for name in ("shared", "domain", "subdomain", "request", "prefill", "prompt_sigma"):
             if not 0 <= getattr(self, name) < 100:
                 raise ValueError(f"{name} must be 0 to 100, got {getattr(self, name)}")
+        if not 0 < self.signed_share <= 1:
+            raise ValueError(f"signed_share must be above 0 and at most 1, got {self.signed_share}")
         if not self.prompt_median >= 1:
             raise ValueError(f"prompt_median must be at least 1, got {self.prompt_median}")
 
@@ -101,11 +105,12 @@ class SyntheticWorld:
         )
         tokens = tokens.astype(np.int64)
         decode = inclusion(logits, shape.top_k)
-        counts = drawn_counts(inclusion(prefill, shape.top_k), tokens, shape.top_k, rng)
+        signed = np.maximum(1, np.rint(tokens * shape.signed_share)).astype(np.int64)
+        counts = drawn_counts(inclusion(prefill, shape.top_k), signed, shape.top_k, rng)
         return [
             Prompt(
                 name,
-                ExpertSignature(FINGERPRINT, shape.top_k, int(tokens[i]), int(tokens[i]), counts[i]),
+                ExpertSignature(FINGERPRINT, shape.top_k, int(tokens[i]), int(signed[i]), counts[i]),
                 decode[i],
             )
             for i, name in enumerate(domains)
