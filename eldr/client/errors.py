@@ -5,6 +5,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from eldr.rpc.calling import tls_hint
 from eldr.rpc.settings import ERROR_METADATA_KEY, NO_WORKER
 
 
@@ -46,7 +47,7 @@ def router_error(error: grpc.aio.AioRpcError, address: str) -> RouterError:
     """The typed form of a failed call to the router at `address`."""
     detail = error.details() or ""
     if is_unreachable(error):
-        return RouterUnreachableError(error.code(), f"router {address}: {detail}")
+        return RouterUnreachableError(error.code(), f"router {address}: {_with_hint(detail)}")
     if _marker(error) == NO_WORKER:
         return NoWorkerError(error.code(), detail)
     return RouterError(error.code(), detail)
@@ -55,7 +56,12 @@ def router_error(error: grpc.aio.AioRpcError, address: str) -> RouterError:
 def worker_error(error: grpc.aio.AioRpcError, address: str) -> WorkerError:
     """The typed form of a failed call to the worker at `address`."""
     kind = WorkerUnreachableError if error.code() == grpc.StatusCode.UNAVAILABLE else WorkerError
-    return kind(error.code(), f"worker {address}: {error.details() or ''}")
+    return kind(error.code(), f"worker {address}: {_with_hint(error.details() or '')}")
+
+
+def _with_hint(detail: str) -> str:
+    hint = tls_hint(detail)
+    return f"{detail} ({hint})" if hint else detail
 
 
 def _marker(error: grpc.aio.AioRpcError) -> str:

@@ -7,11 +7,12 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from eldr.client.errors import WorkerError, worker_error
+from eldr.client.errors import WorkerError, is_unreachable, worker_error
 from eldr.client.results import DrainStatus, PrefillStatus, SignatureEvent
 from eldr.routing.state import DecoderState
+from eldr.rpc.calling import Caller, Line
 from eldr.rpc.codec import decode_signature, decode_state, decode_worker_info
-from eldr.rpc.settings import UNARY_TIMEOUT_S, channel_options
+from eldr.rpc.settings import UNARY_TIMEOUT_S
 from eldr.rpc.worker_info import WorkerInfo
 from eldr.signature.expert_signature import ExpertSignature
 from eldr.v1 import decode_pb2, prefill_pb2
@@ -25,18 +26,21 @@ class WorkerClient:
     """Calls the DecodeService or PrefillService at `address` (host:port).
 
     `timeout_s` is the deadline of every unary call. A failed call raises WorkerError, an answer that makes no
-    sense CodecError. The channel opens at the first call, on the running loop.
+    sense CodecError. The channel opens at the first call, on the running loop. `caller` says whether over TLS and
+    with which token.
     """
 
-    def __init__(self, address: str, timeout_s: float = UNARY_TIMEOUT_S) -> None:
+    def __init__(
+        self, address: str, timeout_s: float = UNARY_TIMEOUT_S, caller: Caller | None = None
+    ) -> None:
         if not address:
             raise ValueError("address must be host:port, got an empty text")
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be positive, got {timeout_s}")
         self.address = address
         self._timeout_s = timeout_s
-        self._channel: grpc.aio.Channel | None = None
-        self._stubs: dict[Service, Any] = {}
+        self._caller = caller or Caller()
+        self._line = Line(address, self._caller)
 
     async def __aenter__(self) -> Self:
         return self
@@ -48,10 +52,7 @@ class WorkerClient:
 
     async def close(self) -> None:
         """Closes the channel; calls in flight are cancelled."""
-        channel, self._channel = self._channel, None
-        self._stubs.clear()
-        if channel is not None:
-            await channel.close(None)
+        await self._line.close()
 
     async def get_info(self) -> WorkerInfo:
         """What the worker says of itself, whichever of the two services it runs."""
@@ -125,24 +126,27 @@ class WorkerClient:
     # Transport.
 
     def _method(self, service: Service, name: str) -> Any:
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=channel_options())
-        if service not in self._stubs:
-            self._stubs[service] = service(self._channel)
-        return getattr(self._stubs[service], name)
+        return getattr(self._line.stub(service), name)
+
+    async def _failed(self, error: grpc.aio.AioRpcError) -> WorkerError:
+        if is_unreachable(error):
+            await self._line.renew()
+        return worker_error(error, self.address)
 
     async def _call(self, service: Service, name: str, request: Any) -> Any:
         try:
-            return await self._method(service, name)(request, timeout=self._timeout_s)
+            return await self._method(service, name)(
+                request, timeout=self._timeout_s, metadata=self._caller.metadata()
+            )
         except grpc.aio.AioRpcError as error:
-            raise worker_error(error, self.address) from error
+            raise await self._failed(error) from error
 
     async def _stream(self, service: Service, name: str, request: Any) -> AsyncGenerator[Any, None]:
-        call = self._method(service, name)(request)
+        call = self._method(service, name)(request, metadata=self._caller.metadata())
         try:
             async for message in call:
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise worker_error(error, self.address) from error
+            raise await self._failed(error) from error
         finally:
             call.cancel()

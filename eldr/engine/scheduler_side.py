@@ -83,7 +83,7 @@ class SchedulerSide:
         self.decode_scheduler: DecodeScheduler | None = None
         self.handoff: PrefillHandoff | None = None
         self._pulls = PullCheck(self._ask)
-        self._questions = TransferQuestions(config.incarnation, self._pulls.answered)
+        self._questions = TransferQuestions(config.incarnation, self._pulls.answered, config.caller())
         self._service: PrefillServicer | DecodeServicer
         if info.role is WorkerRole.PREFILL:
             self.handoff = PrefillHandoff(

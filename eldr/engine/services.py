@@ -11,18 +11,17 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as aio_health  # type: ignore[attr-defined]
 
+from eldr.client import RouterClient, RouterError
 from eldr.engine.config import EngineConfig
 from eldr.engine.handoff import PrefillHandoff
 from eldr.engine.scheduler import DecodeScheduler
 from eldr.rpc.codec import encode_signature, encode_state, encode_worker_info
-from eldr.rpc.settings import UNARY_TIMEOUT_S, channel_options, server_options
+from eldr.rpc.settings import UNARY_TIMEOUT_S
 from eldr.rpc.worker_info import WorkerInfo
 from eldr.signature.expert_signature import ExpertSignature
 from eldr.v1 import (
     decode_pb2,
     decode_pb2_grpc,
-    fleet_pb2,
-    fleet_pb2_grpc,
     prefill_pb2,
     prefill_pb2_grpc,
 )
@@ -42,6 +41,8 @@ class WorkerServer:
     def __init__(self, config: EngineConfig, info: WorkerInfo) -> None:
         self._config = config
         self._info = info
+        self._gate = config.gate()
+        self._caller = config.caller()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="eldr-grpc", daemon=True)
         self._server: grpc.aio.Server | None = None
@@ -72,11 +73,11 @@ class WorkerServer:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * UNARY_TIMEOUT_S)
 
     async def _start(self, service: "PrefillServicer | DecodeServicer") -> None:
-        server = grpc.aio.server(options=server_options())
+        server = self._gate.server()
         service.add_to(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         try:
-            server.add_insecure_port(self._config.grpc_listen)
+            self._gate.bind(server, self._config.grpc_listen)
         except RuntimeError as error:
             raise RuntimeError(
                 f"eldr cannot listen on {self._config.grpc_listen} (eldr.grpc_listen): {error}"
@@ -97,21 +98,19 @@ class WorkerServer:
             await self._server.stop(grace=0.5)
 
     async def _keep_registered(self, router: str) -> None:
-        request = fleet_pb2.RegisterWorkerRequest(info=encode_worker_info(self._info))
         problem = ""
-        async with grpc.aio.insecure_channel(router, options=channel_options()) as channel:
-            fleet = fleet_pb2_grpc.FleetServiceStub(channel)
+        async with RouterClient(router, caller=self._caller) as client:
             while True:
                 try:
-                    await fleet.RegisterWorker(request, timeout=UNARY_TIMEOUT_S)
+                    await client.register(self._info)
                     if problem:
                         log.info("worker_registered_again", router=router)
                     problem = ""
-                except grpc.aio.AioRpcError as error:
-                    if error.details() != problem:
-                        problem = error.details() or error.code().name
+                except RouterError as error:
+                    if error.detail != problem:
+                        problem = error.detail or error.code.name
                         log.warning(
-                            "worker_not_registered", router=router, code=error.code().name, why=problem
+                            "worker_not_registered", router=router, code=error.code.name, why=problem
                         )
                 await asyncio.sleep(REGISTER_PERIOD_S)
 

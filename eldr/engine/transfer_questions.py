@@ -3,13 +3,16 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
-import grpc
+import grpc.aio
 import structlog
 
 from eldr.engine.pull_check import KvSource
-from eldr.rpc.settings import UNARY_TIMEOUT_S, channel_options
-from eldr.v1 import prefill_pb2, prefill_pb2_grpc
+from eldr.rpc.calling import Caller, Line
+from eldr.rpc.settings import UNARY_TIMEOUT_S
+from eldr.v1 import prefill_pb2
+from eldr.v1.prefill_pb2_grpc import PrefillServiceStub
 
 log = structlog.get_logger()
 
@@ -23,10 +26,13 @@ class TransferQuestions:
     `reader` names this decoder's process, so that no other decoder's pull is taken for this one's.
     """
 
-    def __init__(self, reader: str, answered: Callable[[str, bool], None]) -> None:
+    def __init__(
+        self, reader: str, answered: Callable[[str, bool], None], caller: Caller | None = None
+    ) -> None:
         self._reader = reader
+        self._caller = caller or Caller()
         self._answered = answered
-        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._lines: OrderedDict[str, Line] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, request_id: str, source: KvSource) -> None:
@@ -38,17 +44,22 @@ class TransferQuestions:
     async def _ask(self, request_id: str, source: KvSource) -> None:
         intact = False
         try:
-            stub = prefill_pb2_grpc.PrefillServiceStub(await self._channel(source.grpc_address))
+            line = await self._line(source.grpc_address)
+            stub: Any = line.stub(PrefillServiceStub)
             request = prefill_pb2.ConfirmTransferRequest(
                 transfer_id=source.transfer_id,
                 incarnation=source.incarnation,
                 reader_id=f"{self._reader}/{request_id}",
             )
-            answer = await stub.ConfirmTransfer(request, timeout=UNARY_TIMEOUT_S)
+            answer = await stub.ConfirmTransfer(
+                request, timeout=UNARY_TIMEOUT_S, metadata=self._caller.metadata()
+            )
             intact = answer.intact
             if not intact:
                 log.warning("expired_kv_refused", request_id=request_id, transfer_id=source.transfer_id)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                await line.renew()
             log.warning(
                 "kv_not_confirmed",
                 request_id=request_id,
@@ -59,22 +70,19 @@ class TransferQuestions:
         finally:
             self._answered(request_id, intact)
 
-    async def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=channel_options())
-            self._channels[address] = channel
-        self._channels.move_to_end(address)
-        if len(self._channels) > MAX_CHANNELS:
-            _, oldest = self._channels.popitem(last=False)
-            await oldest.close(None)
-        return channel
+    async def _line(self, address: str) -> Line:
+        line = self._lines.setdefault(address, Line(address, self._caller))
+        self._lines.move_to_end(address)
+        if len(self._lines) > MAX_CHANNELS:
+            _, oldest = self._lines.popitem(last=False)
+            await oldest.close()
+        return line
 
     async def close(self) -> None:
         """Questions in flight end as not confirmed."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for channel in self._channels.values():
-            await channel.close(None)
-        self._channels.clear()
+        for line in self._lines.values():
+            await line.close()
+        self._lines.clear()

@@ -14,6 +14,7 @@ import structlog
 from eldr.calibration.live import LiveLocality, SignatureWindow
 from eldr.calibration.profile import Profile, ProfileError
 from eldr.calibration.refit import Centroids
+from eldr.router.addresses import AllowedAddresses
 from eldr.router.broadcast import Broadcast
 from eldr.router.counters import Counters, Gauges
 from eldr.router.decoder_views import DecoderViews
@@ -71,6 +72,7 @@ class RouterCore:
         self._lessons = DecodeLessons(self.predictor, self.counters, self.gauges)
         self.fleet = Fleet(settings.health, on_end=self._forget)
         self._clock = clock
+        self._allowed = AllowedAddresses(settings.allow_workers)
         self._ledgers: Mapping[WorkerRole, Ledger[Answer]] = {
             WorkerRole.PREFILL: Ledger(settings.prefill_ttl_s),
             WorkerRole.DECODE: Ledger(settings.reservation_ttl_s),
@@ -210,8 +212,9 @@ class RouterCore:
     def register(self, info: WorkerInfo) -> bool:
         """Adds or replaces a worker; True where something changed.
 
-        Raises FleetMismatchError, ProfileMismatchError.
+        Raises FleetMismatchError, ProfileMismatchError, AddressNotAllowedError.
         """
+        self._allowed.require(info)
         if self._profile is not None:
             self._profile.require_geometry(info.geometry)
         changed = self.fleet.register(info, self._clock())

@@ -9,5 +9,9 @@ class UnknownModelError(Exception):
     """The query names a model that the fleet does not serve."""
 
 
+class AddressNotAllowedError(ValueError):
+    """A worker names an address outside the allow-list."""
+
+
 class RequestError(ValueError):
     """A field of a request that is missing or out of range; the message names it."""

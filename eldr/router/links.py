@@ -15,8 +15,10 @@ from eldr.calibration.profile import ProfileMismatchError
 from eldr.client.errors import WorkerError
 from eldr.client.worker_client import WorkerClient
 from eldr.router.core import RouterCore
+from eldr.router.errors import AddressNotAllowedError
 from eldr.router.fleet import FleetMismatchError, Report
 from eldr.routing.state import DecoderState
+from eldr.rpc.calling import Caller
 from eldr.rpc.codec import CodecError
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
 
@@ -26,7 +28,14 @@ FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 0.5
 """Short, since the channel beneath paces its own dialling (`MAX_RECONNECT_BACKOFF_S`)."""
 
-LINK_ERRORS = (WorkerError, CodecError, FleetMismatchError, ProfileMismatchError, TimeoutError)
+LINK_ERRORS = (
+    WorkerError,
+    CodecError,
+    FleetMismatchError,
+    AddressNotAllowedError,
+    ProfileMismatchError,
+    TimeoutError,
+)
 FOREIGN = (Report.OTHER_INCARNATION, Report.UNKNOWN_WORKER)
 
 
@@ -49,8 +58,9 @@ class Backoff:
 class Links:
     """Keeps one task per member of the fleet. `sync` after every change of membership."""
 
-    def __init__(self, core: RouterCore) -> None:
+    def __init__(self, core: RouterCore, caller: Caller) -> None:
         self._core = core
+        self._caller = caller
         self._tasks: dict[WorkerInfo, asyncio.Task[None]] = {}
         self._searches: list[asyncio.Task[None]] = []
 
@@ -78,7 +88,7 @@ class Links:
 
     async def _search(self, address: str) -> None:
         problem = ""
-        async with WorkerClient(address) as client:
+        async with WorkerClient(address, caller=self._caller) as client:
             while True:
                 try:
                     self._core.register(await client.get_info())
@@ -91,7 +101,7 @@ class Links:
 
     async def _follow(self, info: WorkerInfo) -> None:
         backoff = Backoff()
-        async with WorkerClient(info.grpc_address) as client:
+        async with WorkerClient(info.grpc_address, caller=self._caller) as client:
             while True:
                 try:
                     async with aclosing(client.watch_state(self._core.settings.report_period_s)) as reports:
@@ -108,7 +118,7 @@ class Links:
                     await backoff.wait()
 
     async def _probe(self, info: WorkerInfo) -> None:
-        async with WorkerClient(info.grpc_address) as client:
+        async with WorkerClient(info.grpc_address, caller=self._caller) as client:
             while True:
                 try:
                     self._core.register(await client.get_info())

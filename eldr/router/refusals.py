@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from eldr.calibration.profile import ProfileError, ProfileMismatchError
-from eldr.router.errors import NoWorkerError, RequestError, UnknownModelError
+from eldr.router.errors import AddressNotAllowedError, NoWorkerError, RequestError, UnknownModelError
 from eldr.router.fleet import FleetMismatchError, UnknownWorkerError
 from eldr.router.ledger import AlreadyReleasedError
 from eldr.routing.contract import PolicyError
@@ -25,6 +25,7 @@ CODES: dict[type[Exception], grpc.StatusCode] = {
     RequestError: grpc.StatusCode.INVALID_ARGUMENT,
     CodecError: grpc.StatusCode.INVALID_ARGUMENT,
     PolicyError: grpc.StatusCode.INVALID_ARGUMENT,
+    AddressNotAllowedError: grpc.StatusCode.PERMISSION_DENIED,
     FleetMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     ProfileMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
     ProfileError: grpc.StatusCode.INVALID_ARGUMENT,

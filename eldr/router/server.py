@@ -16,7 +16,8 @@ from eldr.router.links import Links
 from eldr.router.refit import LiveFit
 from eldr.router.service import FleetServicer, ProfileServicer, RouterServicer
 from eldr.router.settings import RouterSettings
-from eldr.rpc.settings import server_options
+from eldr.rpc.calling import Caller
+from eldr.rpc.serving import Gate
 from eldr.v1 import fleet_pb2, fleet_pb2_grpc, routing_pb2, routing_pb2_grpc
 
 log = structlog.get_logger()
@@ -30,22 +31,31 @@ class ListenError(RuntimeError):
 
 
 class RouterServer:
-    """One router. `start` and `stop` once each, on one event loop."""
+    """One router. `start` and `stop` once each, on one event loop.
+
+    `gate` says who gets in, `caller` how the router itself calls the workers.
+    """
 
     def __init__(
-        self, settings: RouterSettings, profile: Profile | None = None, clock: Clock = time.monotonic
+        self,
+        settings: RouterSettings,
+        profile: Profile | None = None,
+        clock: Clock = time.monotonic,
+        gate: Gate | None = None,
+        caller: Caller | None = None,
     ) -> None:
         self.core = RouterCore(settings, profile, clock)
         self.live_fit = LiveFit(self.core)
         self._clock = clock
-        self._links = Links(self.core)
+        self._gate = gate or Gate()
+        self._links = Links(self.core, caller or Caller())
         self._health = aio_health.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, listen: str) -> int:
         """Binds host:port (0: any free port), serves, and returns the port. Raises ListenError."""
-        server = grpc.aio.server(options=server_options())
+        server = self._gate.server()
         services: list[tuple[Callable[..., None], object]] = [
             (routing_pb2_grpc.add_RouterServiceServicer_to_server, RouterServicer(self.core)),
             (fleet_pb2_grpc.add_FleetServiceServicer_to_server, FleetServicer(self.core)),
@@ -60,7 +70,7 @@ class RouterServer:
         if self.core.settings.reflection:
             reflection.enable_server_reflection([*_service_names(), reflection.SERVICE_NAME], server)
         try:
-            port = server.add_insecure_port(listen)
+            port = self._gate.bind(server, listen)
         except RuntimeError as error:
             raise ListenError(f"cannot listen on {listen}: {error}") from error
         await server.start()

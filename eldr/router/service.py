@@ -13,6 +13,7 @@ from eldr.router.core import RouterCore
 from eldr.router.errors import RequestError
 from eldr.router.refit import LiveFit
 from eldr.router.refusals import answers
+from eldr.router.registrations import RegistrationRate
 from eldr.router.signatures import read_decoded, read_signature
 from eldr.routing.contract import DecodeRequest
 from eldr.routing.predictor import PLAIN
@@ -119,9 +120,22 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):  # type: ignore[misc]
 
     def __init__(self, core: RouterCore) -> None:
         self._core = core
+        self._rate = RegistrationRate(core.settings.registrations_per_s, core.now_s)
+
+    async def RegisterWorker(  # noqa: N802
+        self, request: fleet_pb2.RegisterWorkerRequest, context: Context
+    ) -> fleet_pb2.RegisterWorkerResponse:
+        if not self._rate.allows(context.peer()):
+            self._core.counters.add("eldr_registrations_over_rate_total")
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"more than {self._core.settings.registrations_per_s:g} registrations a second from one host",
+            )
+        answer: fleet_pb2.RegisterWorkerResponse = await self._register(request, context)
+        return answer
 
     @answers
-    def RegisterWorker(  # noqa: N802
+    def _register(
         self, request: fleet_pb2.RegisterWorkerRequest
     ) -> fleet_pb2.RegisterWorkerResponse:
         changed = self._core.register(decode_worker_info(request.info))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from eldr.router.addresses import AllowedAddresses
 from eldr.router.fleet import HealthLimits
 from eldr.routing.registry import DEFAULT_POLICY
 
@@ -27,9 +28,20 @@ class RouterSettings:
     probe_period_s: float = 1.0
     seed: int = 0
     reflection: bool = False
+    allow_workers: tuple[str, ...] = ()
+    """Networks and globs of host names that a worker's addresses must match; empty allows all."""
+    registrations_per_s: float = 100.0
+    """Registrations that one host may make; each of its workers makes one a second."""
 
     def __post_init__(self) -> None:
-        for name in ("reservation_ttl_s", "prefill_ttl_s", "report_period_s", "probe_period_s"):
+        AllowedAddresses(self.allow_workers)
+        for name in (
+            "reservation_ttl_s",
+            "prefill_ttl_s",
+            "report_period_s",
+            "probe_period_s",
+            "registrations_per_s",
+        ):
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be above 0, got {value:g}")

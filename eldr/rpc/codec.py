@@ -46,6 +46,9 @@ def encode_geometry(geometry: ModelGeometry) -> signature_pb2.ModelGeometry:
 
 def decode_geometry(message: signature_pb2.ModelGeometry) -> ModelGeometry:
     """Message to domain."""
+    size = len(message.moe_layers) * message.experts
+    if size > MAX_COUNTS:
+        raise CodecError(f"geometry: layers * experts must be at most {MAX_COUNTS}, got {size}")
     try:
         return ModelGeometry(tuple(message.moe_layers), message.experts, message.top_k, message.fingerprint)
     except GeometryError as error:

@@ -260,3 +260,11 @@ class FakePrefillWorker(FakeWorker):
         if released:
             self.held.discard(request.transfer_id)
         return prefill_pb2.ReleaseTransferResponse(released=released)
+
+    async def ConfirmTransfer(  # noqa: N802
+        self, request: prefill_pb2.ConfirmTransferRequest, context: Context
+    ) -> prefill_pb2.ConfirmTransferResponse:
+        """RPC."""
+        await self._asked("ConfirmTransfer")
+        mine = request.incarnation in ("", self.info.incarnation)
+        return prefill_pb2.ConfirmTransferResponse(intact=mine and request.transfer_id in self.held)
