@@ -36,7 +36,6 @@ from eldr.client.results import (
 )
 from eldr.routing.contract import Decision
 from eldr.rpc.calling import Caller, Line
-from eldr.rpc.calling import Caller, Line
 from eldr.rpc.codec import decode_decision, encode_signature, encode_worker_info, signature_message_from_text
 from eldr.rpc.fleet_codec import decode_worker_ref, decode_worker_status, encode_outcome
 from eldr.rpc.outcome import Outcome
@@ -327,8 +326,6 @@ class RouterClient:
             except grpc.aio.AioRpcError as error:
                 if is_unreachable(error):
                     await self._lines[address].renew()
-                if is_unreachable(error):
-                    await self._lines[address].renew()
                 if index == order[-1] or not is_unreachable(error):
                     raise router_error(error, address) from error
             else:
@@ -349,8 +346,6 @@ class RouterClient:
                     yield message
                 return
             except grpc.aio.AioRpcError as error:
-                if is_unreachable(error):
-                    await self._lines[address].renew()
                 if is_unreachable(error):
                     await self._lines[address].renew()
                 if begun or index == order[-1] or not is_unreachable(error):
