@@ -19,6 +19,13 @@ def router_option(function: F) -> F:
     )(function)
 
 
+def model_option(function: F) -> F:
+    """`--model NAME`, empty by default."""
+    return click.option(
+        "--model", default="", help="Served name of the model; may be left out where one is served."
+    )(function)
+
+
 def policy_option(*flags: str) -> Callable[[F], F]:
     """`KEY=NUMBER`, repeatable, as the parameter `policy_options`: a dict."""
     return click.option(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import click
 
 from eldr.cli.calls import ask
-from eldr.cli.options import policy_option, router_option
+from eldr.cli.options import model_option, policy_option, router_option
 from eldr.client import DecodeSharesFit, PolicyStatus
 
 
@@ -17,11 +17,12 @@ def command() -> None:
 
 
 @command.command(name="get")
+@model_option
 @router_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def get(router: str, as_json: bool) -> None:
+def get(model: str, router: str, as_json: bool) -> None:
     """Show the policy in force, its options, and the names that `set` takes."""
-    status = ask(router, lambda client: client.get_policy())
+    status = ask(router, lambda client: client.get_policy(model))
     if as_json:
         click.echo(
             json.dumps(
@@ -48,10 +49,14 @@ def get(router: str, as_json: bool) -> None:
 @command.command(name="set")
 @click.argument("name")
 @policy_option("-o", "--option")
+@model_option
 @router_option
-def set_(name: str, policy_options: Mapping[str, float], router: str) -> None:
-    """Switch to the policy NAME from the next decision on. Options left out take their defaults."""
-    click.echo(_line(ask(router, lambda client: client.set_policy(name, policy_options))))
+def set_(name: str, policy_options: Mapping[str, float], model: str, router: str) -> None:
+    """Switch to the policy NAME from the next decision on. Options left out take their defaults.
+
+    Without --model it holds for every model, and for those to come.
+    """
+    click.echo(_line(ask(router, lambda client: client.set_policy(name, policy_options, model))))
 
 
 def _shares_line(fit: DecodeSharesFit) -> str:

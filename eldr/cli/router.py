@@ -32,9 +32,10 @@ DEFAULTS = {field.name: field.default for field in fields(RouterSettings)}
 @policy_option("--policy-option")
 @click.option(
     "--profile",
-    "profile_path",
+    "profile_paths",
+    multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Profile made by `eldr fit`, for policies that need one.",
+    help="Profile made by `eldr fit`, for policies that need one; repeat it for more models.",
 )
 @click.option(
     "--worker",
@@ -42,6 +43,26 @@ DEFAULTS = {field.name: field.default for field in fields(RouterSettings)}
     multiple=True,
     metavar="HOST:PORT",
     help="gRPC address of a worker to look for; repeat it. Workers may also register themselves.",
+)
+@click.option(
+    "--discover",
+    multiple=True,
+    metavar="dns:///NAME:PORT",
+    help="Name whose A and AAAA records are workers, such as a headless service; repeat it for more.",
+)
+@click.option(
+    "--discover-period-s",
+    type=float,
+    default=DEFAULTS["discover_period_s"],
+    show_default=True,
+    help="Time between two look-ups of a name.",
+)
+@click.option(
+    "--drain-limit-s",
+    type=float,
+    default=DEFAULTS["drain_limit_s"],
+    show_default=True,
+    help="Time that a draining worker gets to finish where the caller names none.",
 )
 @click.option(
     "--stale-s",
@@ -56,6 +77,13 @@ DEFAULTS = {field.name: field.default for field in fields(RouterSettings)}
     default=HealthLimits().dead_s,
     show_default=True,
     help="A worker that is silent for longer counts as dead.",
+)
+@click.option(
+    "--forget-s",
+    type=float,
+    default=HealthLimits().forget_s,
+    show_default=True,
+    help="A worker that is silent for longer is taken off the list; it may come back.",
 )
 @click.option(
     "--reservation-ttl-s",
@@ -106,10 +134,11 @@ def command(
     ctx: click.Context,
     /,
     listen: str,
-    profile_path: Path | None,
+    profile_paths: tuple[Path, ...],
     policy_options: Mapping[str, float],
     stale_s: float,
     dead_s: float,
+    forget_s: float,
     notice_s: float,
     **options: Any,
 ) -> None:
@@ -118,9 +147,9 @@ def command(
     Services, calls and status codes: docs/protocol.md.
     """
     try:
-        profile = Profile.load(profile_path) if profile_path else None
+        profiles = [Profile.load(path) for path in profile_paths]
         settings = RouterSettings(
-            health=HealthLimits(stale_s, dead_s), policy_options=policy_options, **options
+            health=HealthLimits(stale_s, dead_s, forget_s), policy_options=policy_options, **options
         )
     except (ProfileError, OSError) as error:
         raise click.BadParameter(str(error), param_hint="--profile") from error
@@ -128,15 +157,17 @@ def command(
         raise click.UsageError(str(error)) from error
     log.info("settings", **effective(ctx))
     try:
-        asyncio.run(_serve(settings, profile, listen, notice_s))
+        asyncio.run(_serve(settings, profiles, listen, notice_s))
     except (PolicyError, ProfileError) as error:
         raise click.UsageError(str(error)) from error
     except ListenError as error:
         raise click.ClickException(str(error)) from error
 
 
-async def _serve(settings: RouterSettings, profile: Profile | None, listen: str, notice_s: float) -> None:
-    server = RouterServer(settings, profile)
+async def _serve(settings: RouterSettings, profiles: list[Profile], listen: str, notice_s: float) -> None:
+    server = RouterServer(settings, profiles[0] if profiles else None)
+    for profile in profiles[1:]:
+        server.core.models.load_profile(profile)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from contextlib import aclosing
 from typing import Any
 
 import click
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from eldr.cli.calls import ask, console
 from eldr.cli.options import router_option
-from eldr.client import WorkerStatus
+from eldr.client import RouterClient, WorkerHealth, WorkerStatus
 
 
 @click.group(name="workers", invoke_without_command=True)
@@ -32,12 +33,37 @@ def command(ctx: click.Context, router: str, as_json: bool) -> None:
 
 @command.command(name="drain")
 @click.argument("worker_id")
+@click.option(
+    "--limit-s",
+    type=click.FloatRange(min=0),
+    help="Longest time for what it still has to do. Default: the router's --drain-limit-s.",
+)
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Return once the worker is gone.")
 @router_option
 @click.pass_context
-def drain(ctx: click.Context, worker_id: str, router: str) -> None:
-    """Give WORKER_ID no new work; what it runs goes on. Its restart ends the draining."""
-    bookings = ask(_router(ctx, router), lambda client: client.drain(worker_id))
-    click.echo(f"{worker_id} is draining, {bookings} bookings left")
+def drain(ctx: click.Context, worker_id: str, limit_s: float | None, wait: bool, router: str) -> None:
+    """Take WORKER_ID out of the fleet: no new work, time to finish, then gone.
+
+    The engine itself reports that it drains, so that other routers leave it alone, too. Its restart joins again.
+    """
+
+    async def run(client: RouterClient) -> None:
+        bookings = await client.drain(worker_id, limit_s)
+        click.echo(f"{worker_id} is draining, {bookings} bookings left")
+        if wait:
+            await _gone(client, worker_id)
+            click.echo(f"{worker_id} is gone")
+
+    ask(_router(ctx, router), run)
+
+
+async def _gone(client: RouterClient, worker_id: str) -> None:
+    """Returns when no process of that id drains any longer: it has left, or another one has taken its place."""
+    async with aclosing(client.watch_fleet()) as changes:
+        async for fleet in changes:
+            found = [status for status in fleet.workers if status.info.worker_id == worker_id]
+            if not found or found[0].health in (WorkerHealth.LIVE, WorkerHealth.STARTING):
+                return
 
 
 @command.command(name="remove")
@@ -61,7 +87,7 @@ def _router(ctx: click.Context, router: str) -> str:
 
 def _table(found: list[WorkerStatus]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for name in ("worker", "role", "health"):
+    for name in ("worker", "model", "role", "health"):
         table.add_column(name)
     for name in ("bookings", "running", "waiting", "kv %", "step ms", "union", "age s"):
         table.add_column(name, justify="right")
@@ -71,6 +97,7 @@ def _table(found: list[WorkerStatus]) -> Table:
         state = status.state
         table.add_row(
             status.info.worker_id,
+            status.info.served_model,
             status.info.role.value,
             status.health.value,
             str(status.bookings),

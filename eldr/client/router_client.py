@@ -222,9 +222,12 @@ class RouterClient:
         answer = await self._call(FleetServiceStub, "RegisterWorker", request)
         return bool(answer.changed)
 
-    async def drain(self, worker_id: str) -> int:
-        """Gives a worker no new work from now on. Returns the bookings that it still has."""
-        request = fleet_pb2.DrainWorkerRequest(worker_id=worker_id)
+    async def drain(self, worker_id: str, limit_s: float | None = None) -> int:
+        """Gives a worker no new work from now on. Returns the bookings that it still has.
+
+        It leaves the fleet once it has nothing left to do, or after `limit_s` (None: the router's setting).
+        """
+        request = fleet_pb2.DrainWorkerRequest(worker_id=worker_id, limit_s=limit_s)
         answer = await self._call(FleetServiceStub, "DrainWorker", request)
         return int(answer.bookings)
 
@@ -242,9 +245,11 @@ class RouterClient:
 
     # Policy and profile.
 
-    async def get_policy(self) -> PolicyStatus:
+    # A model may be left out where the router serves one.
+
+    async def get_policy(self, model: str = "") -> PolicyStatus:
         """The policy in force, and how well its models fit."""
-        answer = await self._call(ProfileServiceStub, "GetPolicy", routing_pb2.GetPolicyRequest())
+        answer = await self._call(ProfileServiceStub, "GetPolicy", routing_pb2.GetPolicyRequest(model=model))
         shares = answer.decode_shares
         return PolicyStatus(
             answer.policy,
@@ -256,18 +261,22 @@ class RouterClient:
             DecodeSharesFit(shares.observations, shares.learned, shares.error, shares.plain_error),
         )
 
-    async def set_policy(self, name: str, options: Mapping[str, float] | None = None) -> PolicyStatus:
+    async def set_policy(
+        self, name: str, options: Mapping[str, float] | None = None, model: str = ""
+    ) -> PolicyStatus:
         """Switches the policy; options left out take their defaults. `available` is empty in the answer.
 
-        Raises RouterError with INVALID_ARGUMENT on an unknown name or option.
+        Without a model that of all, and of those to come. Raises RouterError with INVALID_ARGUMENT on an
+        unknown name or option.
         """
-        request = routing_pb2.SetPolicyRequest(policy=name, options=dict(options or {}))
+        request = routing_pb2.SetPolicyRequest(policy=name, options=dict(options or {}), model=model)
         answer = await self._call(ProfileServiceStub, "SetPolicy", request)
         return PolicyStatus(answer.policy, dict(answer.options))
 
-    async def get_profile(self) -> ProfileStatus:
+    async def get_profile(self, model: str = "") -> ProfileStatus:
         """The fitted profile in force."""
-        answer = await self._call(ProfileServiceStub, "GetProfile", routing_pb2.GetProfileRequest())
+        request = routing_pb2.GetProfileRequest(model=model)
+        answer = await self._call(ProfileServiceStub, "GetProfile", request)
         if not answer.loaded:
             return ProfileStatus(loaded=False)
         return ProfileStatus(
@@ -280,7 +289,7 @@ class RouterClient:
         )
 
     async def load_profile(self, data: bytes) -> ProfileStatus:
-        """Replaces the profile by the bytes of a profile file.
+        """Replaces the profile of the models of its fingerprint by the bytes of a profile file.
 
         Only `fingerprint` and `clusters` are filled in. Raises RouterError with INVALID_ARGUMENT where the
         bytes are no profile, FAILED_PRECONDITION where it is of another model than the fleet's.
@@ -289,9 +298,9 @@ class RouterClient:
         answer = await self._call(ProfileServiceStub, "LoadProfile", request)
         return ProfileStatus(loaded=True, fingerprint=answer.fingerprint, clusters=answer.clusters)
 
-    async def get_drift(self) -> DriftStatus:
+    async def get_drift(self, model: str = "") -> DriftStatus:
         """How far live traffic is from the profile's calibration, as last measured."""
-        answer = await self._call(ProfileServiceStub, "GetDrift", routing_pb2.GetDriftRequest())
+        answer = await self._call(ProfileServiceStub, "GetDrift", routing_pb2.GetDriftRequest(model=model))
         return DriftStatus(
             measured=answer.measured,
             reason=answer.reason,

@@ -87,9 +87,7 @@ class EngineConfig:
         if not self.accept_tokens:
             return Gate(tls)
         try:
-            return Gate(
-                tls, TokenTable({role: TokenFile(path) for role, path in self.accept_tokens.items()})
-            )
+            return Gate(tls, TokenTable({role: TokenFile(path) for role, path in self.accept_tokens.items()}))
         except TokenError as error:
             raise EngineConfigError(f"eldr.accept_tokens: {error}") from error
 

@@ -109,9 +109,7 @@ class WorkerServer:
                 except RouterError as error:
                     if error.detail != problem:
                         problem = error.detail or error.code.name
-                        log.warning(
-                            "worker_not_registered", router=router, code=error.code.name, why=problem
-                        )
+                        log.warning("worker_not_registered", router=router, code=error.code.name, why=problem)
                 await asyncio.sleep(REGISTER_PERIOD_S)
 
 

@@ -3,7 +3,6 @@
 Synchronous and on one thread, so that choosing and booking are one step. The clock is passed in.
 """
 
-import copy
 import dataclasses
 import time
 import uuid
@@ -11,18 +10,18 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from eldr.calibration.live import LiveLocality, SignatureWindow
-from eldr.calibration.profile import Profile, ProfileError
-from eldr.calibration.refit import Centroids
+from eldr.calibration.profile import Profile
 from eldr.router.addresses import AllowedAddresses
 from eldr.router.broadcast import Broadcast
 from eldr.router.counters import Counters, Gauges
 from eldr.router.decoder_views import DecoderViews
-from eldr.router.errors import NoWorkerError, UnknownModelError
+from eldr.router.drains import Drains
+from eldr.router.errors import NoWorkerError
 from eldr.router.fleet import Fleet, Member, Report
 from eldr.router.ledger import Ledger
 from eldr.router.lessons import DecodeLessons
 from eldr.router.messages import Answer, Booked, DecisionMade
+from eldr.router.models import Models
 from eldr.router.prefill import choose_prefill
 from eldr.router.settings import RouterSettings
 from eldr.router.signatures import ReadSignature
@@ -32,16 +31,14 @@ from eldr.routing.contract import (
     DecodeRequest,
     DecoderView,
     NoEligibleDecoderError,
-    Prepares,
 )
-from eldr.routing.locality_band_online import LocalityBandOnline
 from eldr.routing.predictor import Predictor
-from eldr.routing.registry import Sources, available, make_policy
 from eldr.routing.state import DecoderState
-from eldr.routing.step_time import StepTimes, observe
+from eldr.routing.step_time import observe
 from eldr.rpc.outcome import Outcome
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
-from eldr.rpc.worker_status import WorkerStatus
+from eldr.rpc.worker_status import WorkerHealth, WorkerStatus
+from eldr.signature.geometry import ModelGeometry
 
 log = structlog.get_logger()
 
@@ -56,21 +53,21 @@ class RouterCore:
     """
 
     def __init__(
-        self, settings: RouterSettings, profile: Profile | None = None, clock: Clock = time.monotonic
+        self,
+        settings: RouterSettings,
+        profile: Profile | None = None,
+        clock: Clock = time.monotonic,
+        predictor: Callable[[], Predictor] = Predictor,
     ) -> None:
         self.settings = settings
         self.counters = Counters()
         self.gauges = Gauges()
-        self.live = LiveLocality()
-        """Centroids that `LiveFit` refits behind the decisions, begun with the profile's."""
-        self.window = SignatureWindow()
         self.decisions: Broadcast[DecisionMade] = Broadcast()
         self.changes: Broadcast[int] = Broadcast(backlog=1)
         """Generations of the fleet; the newest is enough for a slow reader."""
-        self.step_times = StepTimes()
-        self.predictor = Predictor()
-        self._lessons = DecodeLessons(self.predictor, self.counters, self.gauges)
+        self._lessons = DecodeLessons(self.counters, self.gauges)
         self.fleet = Fleet(settings.health, on_end=self._forget)
+        self.models = Models(settings, self.fleet, profile, predictor)
         self._clock = clock
         self._allowed = AllowedAddresses(settings.allow_workers)
         self._ledgers: Mapping[WorkerRole, Ledger[Answer]] = {
@@ -78,27 +75,26 @@ class RouterCore:
             WorkerRole.DECODE: Ledger(settings.reservation_ttl_s),
         }
         self._views = DecoderViews(self._ledgers[WorkerRole.DECODE].bookings)
-        self._profile: Profile | None = None
-        if profile is not None:
-            self._take_profile(profile)
-        self._policy = make_policy(settings.policy, settings.policy_options, self._sources())
+        self._drains = Drains()
 
     # Decisions.
 
     def select_prefill(
         self, prefix: bytes, model: str = "", reservation_id: str = "", exclude: frozenset[str] = frozenset()
     ) -> Booked:
-        """Picks and books a prefill worker. Raises NoWorkerError, UnknownModelError, AlreadyReleasedError."""
+        """Picks and books a prefill worker.
+
+        Raises NoWorkerError, UnknownModelError, RequestError, AlreadyReleasedError.
+        """
         now_s = self._clock()
         reservation_id = reservation_id or uuid.uuid4().hex
         ledger = self._ledgers[WorkerRole.PREFILL]
         booked = self._replay(ledger, reservation_id, now_s)
         if booked is not None:
             return booked
-        self._require_model(model)
         members: dict[str, Member] = {}
         reasons = []
-        for member in self.fleet.members(WorkerRole.PREFILL):
+        for member in self.fleet.members(WorkerRole.PREFILL, self.models.find(model).name):
             worker_id = member.info.worker_id
             reason = self.fleet.ineligible(member, now_s)
             if reason or worker_id in exclude:
@@ -124,7 +120,7 @@ class RouterCore:
         """Picks and books a decode worker, and ends the prefill booking that led to it.
 
         The reservation's id is `request.request_id`, made up where that is empty.
-        Raises NoWorkerError, UnknownModelError, AlreadyReleasedError.
+        Raises NoWorkerError, UnknownModelError, RequestError, AlreadyReleasedError.
         """
         now_s = self._clock()
         begun_s = time.perf_counter()
@@ -133,9 +129,9 @@ class RouterCore:
         booked = self._replay(ledger, request.request_id, now_s)
         if booked is not None:
             return booked
-        self._require_model(model)
+        routing = self.models.find(model)
         try:
-            decision = self._policy.select(request, self.views())
+            decision = routing.select(request, self.views(routing.name))
         except NoEligibleDecoderError as error:
             self.counters.add("eldr_no_worker_total", role="decode")
             raise NoWorkerError(str(error)) from error
@@ -146,8 +142,8 @@ class RouterCore:
         if prefill_reservation_id:
             self.release(WorkerRole.PREFILL, prefill_reservation_id, Outcome.COMPLETED)
         self._count_decision(request, decision)
-        if request.signature is not None and (self._profile is not None or self.refits):
-            self.window.add(request.signature, now_s)
+        if request.signature is not None:
+            routing.remember(request.signature, now_s)
         made = DecisionMade(request.request_id, info, decision, time.perf_counter() - begun_s)
         self.decisions.publish(made)
         return Booked(request.request_id, info, ledger.ttl_s, decision)
@@ -158,15 +154,13 @@ class RouterCore:
         """What `reserve_decode` would decide now, under the policy in force or another one.
 
         Changes nothing. Without an eligible decoder the decision has no worker, and its candidates say why.
-        Raises UnknownModelError, PolicyError.
+        Raises UnknownModelError, RequestError, PolicyError.
         """
-        self._require_model(model)
-        other = policy and policy != self._policy.name
-        asked = make_policy(policy, {}, self._sources()) if other else copy.copy(self._policy)
+        routing = self.models.find(model)
         try:
-            decision = asked.select(_with_id(request), self.views())
+            decision = routing.dry_run(_with_id(request), self.views(routing.name), policy)
         except NoEligibleDecoderError as error:
-            return Decision("", asked.name, str(error), error.candidates), None
+            return Decision("", policy or routing.policy[0], str(error), error.candidates), None
         return decision, self.fleet.member(decision.worker_id).info
 
     def release(
@@ -189,23 +183,27 @@ class RouterCore:
         if role is WorkerRole.DECODE:
             self._views.changed(entry.worker_id)
             if decoded is not None:
-                self._lessons.take(entry.booking, decoded)
+                self._lessons.take(self.models.of(entry.answer.worker), entry.booking, decoded)
         self.counters.add("eldr_releases_total", role=role.value, outcome=outcome.value)
         self.counters.add("eldr_output_tokens_total", output_tokens)
         return True
 
-    def views(self) -> tuple[DecoderView, ...]:
-        """The decoders as policies see them; views are kept until something in them changes."""
+    def booked_geometry(self, reservation_id: str) -> ModelGeometry | None:
+        """The geometry of the model that a decode booking is for, None where there is no such booking."""
+        entry = self._ledgers[WorkerRole.DECODE].get(reservation_id)
+        return None if entry is None else entry.answer.worker.geometry
+
+    def views(self, model: str = "") -> tuple[DecoderView, ...]:
+        """The decoders of a model as policies see them; views are kept until something in them changes."""
         now_s = self._clock()
         fleet, views = self.fleet, self._views
-        return tuple(
-            views.view(member, fleet.ineligible(member, now_s)) for member in fleet.members(WorkerRole.DECODE)
-        )
+        members = fleet.members(WorkerRole.DECODE, self.models.find(model).name)
+        return tuple(views.view(member, fleet.ineligible(member, now_s)) for member in members)
 
-    def prepare(self) -> None:
-        """Does what the next decision would begin with; to be called once a call has been answered."""
-        if isinstance(self._policy, Prepares) and self.fleet.geometry is not None:
-            self._policy.prepare(self.views(), self.fleet.geometry.shape)
+    def prepare(self, model: str = "") -> None:
+        """Does what the model's next decision would begin with; to be called once a call has been answered."""
+        routing = self.models.find(model)
+        routing.prepare(self.views(routing.name))
 
     # Fleet.
 
@@ -215,16 +213,17 @@ class RouterCore:
         Raises FleetMismatchError, ProfileMismatchError, AddressNotAllowedError.
         """
         self._allowed.require(info)
-        if self._profile is not None:
-            self._profile.require_geometry(info.geometry)
+        self.models.require_room(info)
         changed = self.fleet.register(info, self._clock())
         if changed:
+            self.models.admit(info)
             self._views.changed(info.worker_id)
             self.counters.add("eldr_registrations_total", role=info.role.value)
             log.info(
                 "worker_registered",
                 worker_id=info.worker_id,
                 role=info.role.value,
+                model=info.served_model,
                 incarnation=info.incarnation,
                 http_url=info.http_url,
             )
@@ -248,15 +247,29 @@ class RouterCore:
         self._views.reported(member.info, previous, state)
         seen = observe(previous, state, member.info.geometry.experts)
         if seen is not None:
-            self.step_times.model(member.info.engine_version).observe(seen)
+            self.models.of(member.info).step_times.model(member.info.engine_version).observe(seen)
         return result
 
-    def drain(self, worker_id: str) -> int:
-        """No new work for a worker; returns its bookings. Raises UnknownWorkerError."""
+    def held(self, info: WorkerInfo, transfers: int) -> None:
+        """A prefill worker answered a probe: so many hand-offs wait there for a decoder."""
+        member = self.fleet.find(info.worker_id)
+        if member is not None and member.info == info:
+            member.held = transfers
+
+    def drain(self, worker_id: str, limit_s: float | None = None) -> int:
+        """No new work for a worker; returns its bookings. Raises UnknownWorkerError.
+
+        With a limit it is removed once it has nothing left to do, or when the limit is over; without one it
+        stays until somebody removes it.
+        """
         self.fleet.drain(worker_id)
+        if limit_s is not None:
+            self._drains.begin(worker_id, limit_s, self._clock())
         self.tick()
-        log.info("worker_draining", worker_id=worker_id)
-        return self._bookings(self.fleet.member(worker_id))
+        self.changes.publish(self.fleet.generation)
+        log.info("worker_draining", worker_id=worker_id, limit_s=limit_s)
+        member = self.fleet.find(worker_id)
+        return 0 if member is None else self._bookings(member)
 
     def remove(self, worker_id: str) -> bool:
         """Forgets a worker and its bookings. False where it was unknown."""
@@ -282,7 +295,10 @@ class RouterCore:
         ]
 
     def tick(self) -> bool:
-        """To be called a few times a second: expires bookings, notes health. True where health changed."""
+        """To be called a few times a second: expires bookings, ends drains, forgets the dead, notes health.
+
+        True where membership or health changed.
+        """
         now_s = self._clock()
         for role, ledger in self._ledgers.items():
             for entry in ledger.expire(now_s):
@@ -293,7 +309,14 @@ class RouterCore:
                     reservation_id=entry.booking.reservation_id,
                     worker_id=entry.worker_id,
                 )
-        changed = self.fleet.tick(now_s)
+        for worker_id, end in self._drains.over(now_s, lambda worker_id: self._is_idle(worker_id, now_s)):
+            self.counters.add("eldr_drains_total", end=end.value)
+            self.remove(worker_id)
+        gone = self.fleet.forget(now_s)
+        for worker_id in gone:
+            self.counters.add("eldr_workers_forgotten_total")
+            log.info("worker_forgotten", worker_id=worker_id)
+        changed = self.fleet.tick(now_s) or bool(gone)
         if changed:
             self.changes.publish(self.fleet.generation)
         return changed
@@ -307,58 +330,17 @@ class RouterCore:
         self.decisions.close()
         self.changes.close()
 
-    # Policy and profile.
-
-    @property
-    def policy(self) -> tuple[str, Mapping[str, float]]:
-        """Name and options of the policy in force."""
-        return self._policy.name, self._policy.options
-
-    @property
-    def refits(self) -> bool:
-        """Whether the policy in force lives on centroids that are refitted."""
-        return self._policy.name == LocalityBandOnline.name
-
-    @property
-    def available_policies(self) -> tuple[str, ...]:
-        """Names that `set_policy` takes now."""
-        return available(self._sources())
-
-    def set_policy(self, name: str, options: Mapping[str, float]) -> None:
-        """Switches the policy for the next decision on. Raises PolicyError."""
-        self._policy = make_policy(name, options, self._sources())
-        log.info("policy_set", policy=name, options=dict(self._policy.options))
-
-    @property
-    def profile(self) -> Profile | None:
-        """The profile in force."""
-        return self._profile
-
-    def load_profile(self, profile: Profile) -> None:
-        """Replaces the profile, also for the policy in force. Raises ProfileError."""
-        self._take_profile(profile)
-        self._policy = make_policy(self._policy.name, self._policy.options, self._sources())
-        log.info("profile_loaded", fingerprint=profile.fingerprint, clusters=profile.clusters)
-
     # Inside.
 
-    def _take_profile(self, profile: Profile) -> None:
-        if not profile.fingerprint:
-            raise ProfileError(
-                "fingerprint is empty: the profile names no model, so no live signature fits it"
-            )
-        if self.fleet.geometry is not None:
-            profile.require_geometry(self.fleet.geometry)
-        self._profile = profile
-        self.live = LiveLocality(profile, Centroids(profile.centroids))
-
-    def _sources(self) -> Sources:
-        return Sources(self.settings.seed, self.step_times, self._profile, self.live, self.predictor)
-
-    def _require_model(self, model: str) -> None:
-        served = {member.info.served_model for member in self.fleet.members()}
-        if model and served and model not in served:
-            raise UnknownModelError(f"model {model!r} is not served; served: {', '.join(sorted(served))}")
+    def _is_idle(self, worker_id: str, now_s: float) -> bool:
+        """Whether a draining worker has nothing left to do, as far as it says itself."""
+        member = self.fleet.member(worker_id)
+        if self._bookings(member):
+            return False
+        if self.fleet.health(member, now_s) is WorkerHealth.DEAD or member.info.role is WorkerRole.PREFILL:
+            return member.held == 0
+        state = member.state
+        return state is None or (state.draining and state.running + state.waiting == 0)
 
     def _replay(self, ledger: Ledger[Answer], reservation_id: str, now_s: float) -> Booked | None:
         entry = ledger.find(reservation_id, now_s)
@@ -381,7 +363,9 @@ class RouterCore:
 
     def _forget(self, worker_id: str) -> None:
         self._views.forget(worker_id)
-        self.step_times.forget(worker_id)
+        self._drains.forget(worker_id)
+        for routing in self.models.all():
+            routing.step_times.forget(worker_id)
         for ledger in self._ledgers.values():
             dropped = ledger.drop_worker(worker_id)
             if dropped:

@@ -47,9 +47,12 @@ class Gauges:
         """Value of one gauge; None where it was never set."""
         return self._values.get((name, tuple(sorted(labels.items()))))
 
-    def clear(self, name: str) -> None:
-        """Forgets one gauge, whatever its labels."""
-        self._values = {key: value for key, value in self._values.items() if key[0] != name}
+    def clear(self, name: str, **labels: str) -> None:
+        """Forgets the gauges of a name that have these labels, whatever their others."""
+        asked = set(labels.items())
+        self._values = {
+            key: value for key, value in self._values.items() if key[0] != name or not asked <= set(key[1])
+        }
 
     def snapshot(self) -> Mapping[tuple[str, Labels], float]:
         """Every gauge as it stands."""

@@ -54,6 +54,10 @@ class Ledger(Generic[Answer]):
         """Ids that are known as released."""
         return len(self._released)
 
+    def get(self, reservation_id: str) -> Entry[Answer] | None:
+        """The live booking of an id, None where there is none."""
+        return self._entries.get(reservation_id)
+
     def find(self, reservation_id: str, now_s: float) -> Entry[Answer] | None:
         """The live booking of an id. AlreadyReleasedError where it has ended, or its release came first."""
         entry = self._entries.get(reservation_id)

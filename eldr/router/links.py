@@ -62,25 +62,43 @@ class Links:
         self._core = core
         self._caller = caller
         self._tasks: dict[WorkerInfo, asyncio.Task[None]] = {}
-        self._searches: list[asyncio.Task[None]] = []
+        self._searches: dict[str, asyncio.Task[None]] = {}
+        self._notices: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def search(self, address: str) -> None:
-        """Registers whatever worker answers at an address, as soon as it does."""
-        self._searches.append(asyncio.create_task(self._search(address), name=f"search {address}"))
+        """Registers whatever worker answers at an address, as soon as it does, and its successors there."""
+        if address not in self._searches:
+            self._searches[address] = asyncio.create_task(self._search(address), name=f"search {address}")
+
+    def give_up(self, address: str) -> None:
+        """Looks there no longer. A worker that was found there stays."""
+        task = self._searches.pop(address, None)
+        if task is not None:
+            task.cancel()
 
     def sync(self) -> None:
-        """Starts and ends tasks so that there is one for every member."""
-        wanted = {member.info for member in self._core.fleet.members()}
+        """Starts and ends tasks so that there is one for every member, and one notice for every draining one."""
+        members = self._core.fleet.members()
+        wanted = {member.info for member in members}
         for info in self._tasks.keys() - wanted:
             self._tasks.pop(info).cancel()
         for info in wanted - self._tasks.keys():
             work = self._follow(info) if info.role is WorkerRole.DECODE else self._probe(info)
             self._tasks[info] = asyncio.create_task(work, name=f"link {info.worker_id}")
+        leaving = {(m.info.worker_id, m.info.incarnation): m.info for m in members if m.draining}
+        for process in self._notices.keys() - leaving:
+            self._notices.pop(process).cancel()
+        for process, info in leaving.items():
+            if process not in self._notices and info.role is WorkerRole.DECODE:
+                self._notices[process] = asyncio.create_task(
+                    self._tell_to_drain(info), name=f"drain {info.worker_id}"
+                )
 
     async def close(self) -> None:
         """Ends every task."""
-        tasks = [*self._tasks.values(), *self._searches]
+        tasks = [*self._tasks.values(), *self._searches.values(), *self._notices.values()]
         self._tasks.clear()
+        self._notices.clear()
         self._searches.clear()
         for task in tasks:
             task.cancel()
@@ -88,10 +106,14 @@ class Links:
 
     async def _search(self, address: str) -> None:
         problem = ""
+        found: WorkerInfo | None = None
         async with WorkerClient(address, caller=self._caller) as client:
             while True:
                 try:
-                    self._core.register(await client.get_info())
+                    # A worker that shows signs of life is its link's business.
+                    if found is None or not self._core.fleet.is_well(found, self._core.now_s()):
+                        found = await client.get_info()
+                        self._core.register(found)
                     problem = ""
                 except LINK_ERRORS as error:
                     if str(error) != problem:
@@ -108,7 +130,7 @@ class Links:
                         async for state in _each_within(reports, self._core.settings.health.dead_s):
                             if state.worker_id != info.worker_id or self._core.report(state) in FOREIGN:
                                 break
-                            self._core.prepare()
+                            self._core.prepare(info.served_model)
                             backoff.reset()
                     await backoff.wait()
                     # The process behind the address may be another one by now.
@@ -121,10 +143,25 @@ class Links:
         async with WorkerClient(info.grpc_address, caller=self._caller) as client:
             while True:
                 try:
-                    self._core.register(await client.get_info())
+                    status = await client.get_prefill_status()
+                    self._core.register(status.info)
+                    self._core.held(status.info, status.held_transfers)
                 except LINK_ERRORS as error:
                     self._broken(info, error)
                 await asyncio.sleep(self._core.settings.probe_period_s)
+
+    async def _tell_to_drain(self, info: WorkerInfo) -> None:
+        """Has the engine itself report that it drains, so that every router hears of it."""
+        backoff = Backoff()
+        async with WorkerClient(info.grpc_address, caller=self._caller) as client:
+            while True:
+                try:
+                    await client.drain()
+                    log.info("worker_told_to_drain", worker_id=info.worker_id)
+                    return
+                except WorkerError as error:
+                    self._broken(info, error)
+                    await backoff.wait()
 
     def _broken(self, info: WorkerInfo, error: Exception) -> None:
         self._core.counters.add("eldr_link_errors_total", worker_id=info.worker_id)

@@ -12,6 +12,7 @@ from eldr.calibration.live import LiveLocality, Space, unit_vectors
 from eldr.calibration.profile import Profile
 from eldr.calibration.refit import Centroids, Refit, RefitOutcome, RefitSettings, Refitter
 from eldr.router.core import RouterCore
+from eldr.router.model import ModelRouting
 from eldr.rpc.worker_info import WorkerRole
 from eldr.signature.expert_signature import ExpertSignature
 
@@ -50,15 +51,49 @@ class _Job:
 class LiveFit:
     """Call `tick` a few times a second on the router's loop; nothing here waits for the thread.
 
+    One thread for all models; see `_ModelFit`.
+    """
+
+    def __init__(self, core: RouterCore, executor: Executor | None = None) -> None:
+        self._core = core
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="eldr-refit")
+        self._fits: dict[ModelRouting, _ModelFit] = {}
+
+    def tick(self, now_s: float) -> None:
+        """Takes finished results in and begins what is due."""
+        served = self._core.models.all()
+        for routing in self._fits.keys() - set(served):
+            del self._fits[routing]
+        for routing in served:
+            self._fit(routing).tick(now_s)
+
+    def drift(self, model: str = "") -> DriftStatus:
+        """The last measurement of a model. Raises UnknownModelError, RequestError."""
+        return self._fit(self._core.models.find(model)).drift
+
+    def close(self) -> None:
+        """Ends the thread after the job that it is at; its result is lost."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _fit(self, routing: ModelRouting) -> "_ModelFit":
+        if routing not in self._fits:
+            self._fits[routing] = _ModelFit(self._core, routing, self._executor)
+        return self._fits[routing]
+
+
+class _ModelFit:
+    """Refits and drift of one model.
+
     At most one job runs. A refit that is due while one runs is counted as `late` and dropped. A result for a
     profile that has been replaced meanwhile is counted as `superseded` and dropped. Counters:
     `eldr_refits_total{result}` with `refitted`, `window-too-small`, `too-few-distinct`, `failed`, `late` and
     `superseded`, `eldr_refit_dropped_signatures_total`.
     """
 
-    def __init__(self, core: RouterCore, executor: Executor | None = None) -> None:
+    def __init__(self, core: RouterCore, routing: ModelRouting, executor: Executor) -> None:
         self._core = core
-        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="eldr-refit")
+        self._routing = routing
+        self._executor = executor
         self._job: _Job | None = None
         self._refit_due_s = 0.0
         self._drift_due_s = 0.0
@@ -68,10 +103,10 @@ class LiveFit:
     def tick(self, now_s: float) -> None:
         """Takes a finished result in and begins what is due."""
         self._collect()
-        if self._core.refits and now_s >= self._refit_due_s:
-            self._refit_due_s = now_s + self._core.policy[1]["interval_s"]
+        if self._routing.refits and now_s >= self._refit_due_s:
+            self._refit_due_s = now_s + self._routing.policy[1]["interval_s"]
             self._begin_refit(now_s)
-        profile = self._core.profile
+        profile = self._routing.profile
         if profile is not self._profile:
             self._profile = profile
             self._drift_due_s = now_s
@@ -79,10 +114,6 @@ class LiveFit:
         if profile is not None and now_s >= self._drift_due_s and self._job is None:
             self._drift_due_s = now_s + DRIFT_PERIOD_S
             self._begin_drift(profile, now_s)
-
-    def close(self) -> None:
-        """Ends the thread after the job that it is at; its result is lost."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _begin_refit(self, now_s: float) -> None:
         core = self._core
@@ -94,11 +125,11 @@ class LiveFit:
             return
         decoders = [
             member.info.worker_id
-            for member in core.fleet.members(WorkerRole.DECODE)
+            for member in core.fleet.members(WorkerRole.DECODE, self._routing.name)
             if not core.fleet.ineligible(member, now_s)
         ]
-        options = core.policy[1]
-        signatures = core.window.since(now_s - options["window_s"])
+        options = self._routing.policy[1]
+        signatures = self._routing.window.since(now_s - options["window_s"])
         rows_needed = int(options["rows_per_decoder"]) * max(1, len(decoders))
         if not decoders or len(signatures) < rows_needed:
             core.counters.add("eldr_refits_total", result=RefitOutcome.WINDOW_TOO_SMALL.value)
@@ -106,13 +137,15 @@ class LiveFit:
         refitter = Refitter(
             RefitSettings(rows_per_decoder=int(options["rows_per_decoder"]), seed=core.settings.seed)
         )
-        work = functools.partial(_refit, refitter, core.live.space, core.live.centroids, signatures, decoders)
-        self._job = _Job(self._executor.submit(work), self._take_refit, core.live, "refit")
+        work = functools.partial(
+            _refit, refitter, self._routing.live.space, self._routing.live.centroids, signatures, decoders
+        )
+        self._job = _Job(self._executor.submit(work), self._take_refit, self._routing.live, "refit")
 
     def _begin_drift(self, profile: Profile, now_s: float) -> None:
-        signatures = self._core.window.since(now_s - DRIFT_WINDOW_S)
+        signatures = self._routing.window.since(now_s - DRIFT_WINDOW_S)
         work = functools.partial(_drift, profile, signatures, now_s)
-        self._job = _Job(self._executor.submit(work), self._take_drift, self._core.live, "drift")
+        self._job = _Job(self._executor.submit(work), self._take_drift, self._routing.live, "drift")
 
     def _collect(self) -> None:
         job = self._job
@@ -126,7 +159,7 @@ class LiveFit:
                 self._core.counters.add("eldr_refits_total", result=RefitOutcome.FAILED.value)
             else:
                 self.drift = DriftStatus(None, f"the measurement failed: {error}")
-        elif job.live is not self._core.live:
+        elif job.live is not self._routing.live:
             if job.kind == "refit":
                 self._core.counters.add("eldr_refits_total", result="superseded")
         else:
@@ -137,21 +170,21 @@ class LiveFit:
         self._core.counters.add("eldr_refits_total", result=result.outcome.value)
         self._core.counters.add("eldr_refit_dropped_signatures_total", result.dropped)
         if result.outcome is RefitOutcome.REFITTED:
-            self._core.live.centroids = result.centroids
-            self._core.gauges.set("eldr_refit_signatures", result.rows)
-            self._core.gauges.set("eldr_refit_shift", result.shift)
+            self._routing.live.centroids = result.centroids
+            self._core.gauges.set("eldr_refit_signatures", result.rows, model=self._routing.name)
+            self._core.gauges.set("eldr_refit_shift", result.shift, model=self._routing.name)
         elif result.outcome is RefitOutcome.FAILED:
             log.warning("refit_failed", why=result.detail)
 
     def _take_drift(self, result: object) -> None:
         assert isinstance(result, DriftStatus)
         self.drift = result
-        gauges = self._core.gauges
-        gauges.clear("eldr_drift_occupancy_ratio")
+        gauges, model = self._core.gauges, self._routing.name
+        gauges.clear("eldr_drift_occupancy_ratio", model=model)
         found = result.drift
         if found is None:
             for name in _DRIFT_GAUGES:
-                gauges.clear(name)
+                gauges.clear(name, model=model)
             return
         values = (
             found.outside,
@@ -161,9 +194,9 @@ class LiveFit:
             float(found.refit_pays),
         )
         for name, value in zip(_DRIFT_GAUGES, values, strict=True):
-            gauges.set(name, value)
+            gauges.set(name, value, model=model)
         for cluster, share in enumerate(found.occupancy):
-            gauges.set("eldr_drift_occupancy_ratio", share, cluster=str(cluster))
+            gauges.set("eldr_drift_occupancy_ratio", share, cluster=str(cluster), model=model)
 
 
 def _refit(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import grpc.aio
 import structlog
@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from eldr.calibration.profile import Profile
 from eldr.router.core import Clock, RouterCore
+from eldr.router.discovery import DnsDiscovery, DnsName, Resolver, resolve
 from eldr.router.links import Links
 from eldr.router.refit import LiveFit
 from eldr.router.service import FleetServicer, ProfileServicer, RouterServicer
@@ -43,11 +44,13 @@ class RouterServer:
         clock: Clock = time.monotonic,
         gate: Gate | None = None,
         caller: Caller | None = None,
+        resolver: Resolver = resolve,
     ) -> None:
         self.core = RouterCore(settings, profile, clock)
         self.live_fit = LiveFit(self.core)
         self._clock = clock
         self._gate = gate or Gate()
+        self._resolver = resolver
         self._links = Links(self.core, caller or Caller())
         self._health = aio_health.HealthServicer()
         self._server: grpc.aio.Server | None = None
@@ -77,10 +80,12 @@ class RouterServer:
         self._server = server
         for address in self.core.settings.workers:
             self._links.search(address)
-        self._tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._keep_links())]
+        self._tasks = [
+            asyncio.create_task(work) for work in (self._tick(), self._keep_links(), *self._discoveries())
+        ]
         for name in ("", *_service_names()):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        log.info("router_started", listen=listen, port=port, policy=self.core.policy[0])
+        log.info("router_started", listen=listen, port=port, policy=self.core.settings.policy)
         return port
 
     async def stop(self, notice_s: float = 0.0, grace_s: float = 1.0) -> None:
@@ -102,6 +107,20 @@ class RouterServer:
             self.core.tick()
             self.live_fit.tick(self._clock())
             await asyncio.sleep(TICK_S)
+
+    def _discoveries(self) -> list[Coroutine[None, None, None]]:
+        settings, links = self.core.settings, self._links
+        return [
+            DnsDiscovery(
+                DnsName.parse(text),
+                links.search,
+                links.give_up,
+                self.core.counters,
+                settings.discover_period_s,
+                self._resolver,
+            ).run()
+            for text in settings.discover
+        ]
 
     async def _keep_links(self) -> None:
         with self.core.changes.subscribe() as changes:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -68,7 +69,7 @@ class RouterServicer(routing_pb2_grpc.RouterServiceServicer):  # type: ignore[mi
             request.prefill_reservation_id,
         )
         assert booked.decision is not None
-        asyncio.get_running_loop().call_soon(self._core.prepare)
+        asyncio.get_running_loop().call_soon(self._core.prepare, booked.worker.served_model)
         return routing_pb2.ReserveDecodeResponse(
             reservation_id=booked.reservation_id,
             decision=encode_decision(booked.decision, encode_worker_ref(booked.worker)),
@@ -84,7 +85,7 @@ class RouterServicer(routing_pb2_grpc.RouterServiceServicer):  # type: ignore[mi
             _known_id(request.reservation_id),
             decode_outcome(request.outcome),
             request.output_tokens,
-            read_decoded(request, self._core.fleet.geometry),
+            read_decoded(request, self._core.booked_geometry(request.reservation_id)),
         )
         return routing_pb2.ReleaseDecodeResponse(released=released)
 
@@ -111,7 +112,8 @@ class RouterServicer(routing_pb2_grpc.RouterServiceServicer):  # type: ignore[mi
                 )
 
     def _request(self, reservation_id: str, query: routing_pb2.DecodeQuery) -> DecodeRequest:
-        read = read_signature(query, self._core.fleet.geometry, self._core.settings.min_coverage)
+        geometry = self._core.models.find(query.model).geometry
+        read = read_signature(query, geometry, self._core.settings.min_coverage)
         return decode_query(reservation_id, query, read.signature, read.problem)
 
 
@@ -135,9 +137,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):  # type: ignore[misc]
         return answer
 
     @answers
-    def _register(
-        self, request: fleet_pb2.RegisterWorkerRequest
-    ) -> fleet_pb2.RegisterWorkerResponse:
+    def _register(self, request: fleet_pb2.RegisterWorkerRequest) -> fleet_pb2.RegisterWorkerResponse:
         changed = self._core.register(decode_worker_info(request.info))
         return fleet_pb2.RegisterWorkerResponse(changed=changed)
 
@@ -151,7 +151,10 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):  # type: ignore[misc]
     def DrainWorker(  # noqa: N802
         self, request: fleet_pb2.DrainWorkerRequest
     ) -> fleet_pb2.DrainWorkerResponse:
-        return fleet_pb2.DrainWorkerResponse(bookings=self._core.drain(request.worker_id))
+        limit_s = request.limit_s if request.HasField("limit_s") else self._core.settings.drain_limit_s
+        if not 0 <= limit_s < math.inf:
+            raise RequestError(f"limit_s must be finite and not negative, got {limit_s:g}")
+        return fleet_pb2.DrainWorkerResponse(bookings=self._core.drain(request.worker_id, limit_s))
 
     @answers
     def RemoveWorker(  # noqa: N802
@@ -183,7 +186,7 @@ class ProfileServicer(routing_pb2_grpc.ProfileServiceServicer):  # type: ignore[
 
     @answers
     def GetProfile(self, request: routing_pb2.GetProfileRequest) -> routing_pb2.GetProfileResponse:  # noqa: N802
-        profile = self._core.profile
+        profile = self._core.models.find(request.model).profile
         if profile is None:
             return routing_pb2.GetProfileResponse(loaded=False)
         return routing_pb2.GetProfileResponse(
@@ -198,12 +201,12 @@ class ProfileServicer(routing_pb2_grpc.ProfileServiceServicer):  # type: ignore[
     @answers
     def LoadProfile(self, request: routing_pb2.LoadProfileRequest) -> routing_pb2.LoadProfileResponse:  # noqa: N802
         profile = Profile.from_bytes(request.profile)
-        self._core.load_profile(profile)
+        self._core.models.load_profile(profile)
         return routing_pb2.LoadProfileResponse(fingerprint=profile.fingerprint, clusters=profile.clusters)
 
     @answers
     def GetDrift(self, request: routing_pb2.GetDriftRequest) -> routing_pb2.GetDriftResponse:  # noqa: N802
-        status = self._live_fit.drift
+        status = self._live_fit.drift(request.model)
         found = status.drift
         if found is None:
             return routing_pb2.GetDriftResponse(measured=False, reason=status.reason)
@@ -224,17 +227,18 @@ class ProfileServicer(routing_pb2_grpc.ProfileServiceServicer):  # type: ignore[
 
     @answers
     def GetPolicy(self, request: routing_pb2.GetPolicyRequest) -> routing_pb2.GetPolicyResponse:  # noqa: N802
-        name, options = self._core.policy
-        predictor = self._core.predictor
+        routing = self._core.models.find(request.model)
+        name, options = routing.policy
+        predictor = routing.predictor
         return routing_pb2.GetPolicyResponse(
             policy=name,
             options=options,
-            available=self._core.available_policies,
+            available=routing.available_policies,
             step_times=[
                 routing_pb2.StepTimeFit(
                     group=group, observations=fit.observations, outliers=fit.outliers, error=fit.error
                 )
-                for group, fit in self._core.step_times.items()
+                for group, fit in routing.step_times.items()
             ],
             decode_shares=routing_pb2.DecodeSharesFit(
                 observations=predictor.observations,
@@ -246,8 +250,9 @@ class ProfileServicer(routing_pb2_grpc.ProfileServiceServicer):  # type: ignore[
 
     @answers
     def SetPolicy(self, request: routing_pb2.SetPolicyRequest) -> routing_pb2.SetPolicyResponse:  # noqa: N802
-        self._core.set_policy(request.policy, dict(request.options))
-        name, options = self._core.policy
+        models = self._core.models
+        models.set_policy(request.policy, dict(request.options), request.model)
+        name, options = (models.find(request.model) if request.model else models.all()[0]).policy
         return routing_pb2.SetPolicyResponse(policy=name, options=options)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from eldr.router.addresses import AllowedAddresses
+from eldr.router.discovery import DnsName
 from eldr.router.fleet import HealthLimits
 from eldr.routing.registry import DEFAULT_POLICY
 
@@ -18,6 +19,11 @@ class RouterSettings:
     policy: str = DEFAULT_POLICY
     policy_options: Mapping[str, float] = field(default_factory=dict)
     workers: tuple[str, ...] = ()
+    discover: tuple[str, ...] = ()
+    """`dns:///name:port` of headless services whose records are workers."""
+    discover_period_s: float = 5.0
+    drain_limit_s: float = 300.0
+    """Time that a draining worker gets where the caller names none."""
     health: HealthLimits = field(default_factory=HealthLimits)
     reservation_ttl_s: float = 30.0
     """Life of a decode booking that no report carries: the lease of the KV blocks it waits for."""
@@ -41,6 +47,8 @@ class RouterSettings:
             "report_period_s",
             "probe_period_s",
             "registrations_per_s",
+            "discover_period_s",
+            "drain_limit_s",
         ):
             value = getattr(self, name)
             if not 0 < value < float("inf"):
@@ -55,6 +63,8 @@ class RouterSettings:
                     f"{name} must be below stale_s ({self.health.stale_s:g}), got {getattr(self, name):g}: "
                     "healthy workers would go stale between two signs of life"
                 )
+        for text in self.discover:
+            DnsName.parse(text)
         for address in self.workers:
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:

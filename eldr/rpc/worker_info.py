@@ -52,7 +52,9 @@ class WorkerInfo:
         if not self.http_url.startswith(("http://", "https://")):
             raise ValueError(f"http_url must start with http:// or https://, got {self.http_url[:80]!r}")
         if not _is_address(_HTTP_URL, self.http_url):
-            raise ValueError(f"http_url must be http://host:port or https://host:port, got {self.http_url[:80]!r}")
+            raise ValueError(
+                f"http_url must be http://host:port or https://host:port, got {self.http_url[:80]!r}"
+            )
         if not _is_address(_GRPC_ADDRESS, self.grpc_address):
             raise ValueError(f"grpc_address must be host:port, got {self.grpc_address[:80]!r}")
         if self.block_size < 1:

@@ -25,9 +25,9 @@ class LessCompensated(RouterCore):
         self._compensation = compensation
         self._seen: dict[str, tuple[DecoderView, DecoderView]] = {}
 
-    def views(self) -> tuple[DecoderView, ...]:
+    def views(self, model: str = "") -> tuple[DecoderView, ...]:
         """See `RouterCore.views`."""
-        return tuple(self._less(view) for view in super().views())
+        return tuple(self._less(view) for view in super().views(model))
 
     def _less(self, view: DecoderView) -> DecoderView:
         known = self._seen.get(view.worker_id)

@@ -1,5 +1,6 @@
 """One run: arrivals, prefill, the router's decision, KV transfer, decoding, reports. Deterministic by its seed."""
 
+import functools
 import heapq
 import itertools
 import zlib
@@ -17,6 +18,7 @@ from eldr.router.fleet import HealthLimits
 from eldr.router.refit import LiveFit
 from eldr.router.settings import RouterSettings
 from eldr.routing.contract import DecodeRequest
+from eldr.routing.predictor import Predictor
 from eldr.routing.state import DecoderState
 from eldr.rpc.outcome import Outcome
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
@@ -168,16 +170,15 @@ class Simulation:
             health=HealthLimits(stale_s=30.0, dead_s=60.0),
             seed=seed,
         )
-        clock = lambda: self._now_s  # noqa: E731
-        self.core = (
-            RouterCore(settings, profile, clock)
+        core: Callable[..., RouterCore] = (
+            RouterCore
             if topology.compensation is Compensation.FULL
-            else LessCompensated(topology.compensation, settings, profile, clock)
+            else functools.partial(LessCompensated, topology.compensation)
         )
         self._oracle = OracleShares() if oracle else None
-        if self._oracle is not None:
-            self.core.predictor = self._oracle
-            self.core.set_policy(policy, options)
+        self.core = core(
+            settings, profile, clock=lambda: self._now_s, predictor=lambda: self._oracle or Predictor()
+        )
         self._live = LiveFit(self.core, _Now())
         self._decoders: dict[str, SimDecoder] = {}
         self._draining: set[str] = set()
@@ -242,7 +243,7 @@ class Simulation:
             self._open -= 1
             return
         if _some(arrival.request_id, JUDGED_SHARE):
-            predicted = self.core.predictor.shares(prompt.signature)
+            predicted = self.core.models.find("").predictor.shares(prompt.signature)
             wrong = float(np.abs(predicted - prompt.shares.reshape(-1)).sum()) / 2
             picks = prompt.signature.top_k * prompt.signature.shape[0]
             self.outcomes.share_errors.append((self._now_s, wrong / picks))
@@ -282,7 +283,7 @@ class Simulation:
         self.core.release(WorkerRole.DECODE, request.request_id, Outcome.COMPLETED, request.output_tokens)
         if _some(request.request_id, self._topology.learn_share):
             prompt, tokens = request.prompt, request.output_tokens
-            self.core.predictor.observe(
+            self.core.models.find("").predictor.observe(
                 prompt.signature, np.rint(prompt.shares * tokens).astype(np.int64), tokens
             )
         self.outcomes.finished.append((self._arrivals[request.request_id], request))
@@ -339,11 +340,15 @@ class Simulation:
 
     def _receive(self, state: DecoderState) -> None:
         if state.running and state.step_time_last_s > 0:
-            predicted_s = self.core.step_times.model("simulated").predict(
-                state.batch_last,
-                state.union_last / self._geometry.experts,
-                state.kv_tokens,
-                state.worker_id,
+            predicted_s = (
+                self.core.models.find("")
+                .step_times.model("simulated")
+                .predict(
+                    state.batch_last,
+                    state.union_last / self._geometry.experts,
+                    state.kv_tokens,
+                    state.worker_id,
+                )
             )
             self.outcomes.step_errors.append((self._now_s, abs(predicted_s / state.step_time_last_s - 1)))
         self.core.report(state)
@@ -361,7 +366,7 @@ class Simulation:
                     self._again(self._arrivals[lost.request_id])
         if self._refit_on_change is not None:
             live = [w for w in self.core.workers() if w.info.role is WorkerRole.DECODE and not w.reason]
-            self.core.load_profile(self._refit_on_change(len(live)))
+            self.core.models.load_profile(self._refit_on_change(len(live)))
 
     def _tick(self) -> None:
         if self._now_s % CORE_TICK_S < TICK_S:

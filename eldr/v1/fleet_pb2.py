@@ -26,15 +26,15 @@ from eldr.v1 import decode_pb2 as eldr_dot_v1_dot_decode__pb2
 from eldr.v1 import worker_pb2 as eldr_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x65ldr/v1/fleet.proto\x12\x07\x65ldr.v1\x1a\x14\x65ldr/v1/decode.proto\x1a\x14\x65ldr/v1/worker.proto\"\xaf\x01\n\x06Worker\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.eldr.v1.WorkerInfo\x12%\n\x06health\x18\x02 \x01(\x0e\x32\x15.eldr.v1.WorkerHealth\x12\x10\n\x08\x62ookings\x18\x03 \x01(\r\x12\x13\n\x0bstate_age_s\x18\x04 \x01(\x01\x12$\n\x05state\x18\x05 \x01(\x0b\x32\x15.eldr.v1.DecoderState\x12\x0e\n\x06reason\x18\x06 \x01(\t\":\n\x15RegisterWorkerRequest\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.eldr.v1.WorkerInfo\")\n\x16RegisterWorkerResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\"\x14\n\x12ListWorkersRequest\"7\n\x13ListWorkersResponse\x12 \n\x07workers\x18\x01 \x03(\x0b\x32\x0f.eldr.v1.Worker\"\'\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\'\n\x13\x44rainWorkerResponse\x12\x10\n\x08\x62ookings\x18\x01 \x01(\r\"(\n\x13RemoveWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\'\n\x14RemoveWorkerResponse\x12\x0f\n\x07removed\x18\x01 \x01(\x08\"\x13\n\x11WatchFleetRequest\"J\n\x12WatchFleetResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12 \n\x07workers\x18\x02 \x03(\x0b\x32\x0f.eldr.v1.Worker*\xb0\x01\n\x0cWorkerHealth\x12\x1d\n\x19WORKER_HEALTH_UNSPECIFIED\x10\x00\x12\x1a\n\x16WORKER_HEALTH_STARTING\x10\x01\x12\x16\n\x12WORKER_HEALTH_LIVE\x10\x02\x12\x19\n\x15WORKER_HEALTH_SUSPECT\x10\x03\x12\x16\n\x12WORKER_HEALTH_DEAD\x10\x04\x12\x1a\n\x16WORKER_HEALTH_DRAINING\x10\x05\x32\x8b\x03\n\x0c\x46leetService\x12Q\n\x0eRegisterWorker\x12\x1e.eldr.v1.RegisterWorkerRequest\x1a\x1f.eldr.v1.RegisterWorkerResponse\x12H\n\x0bListWorkers\x12\x1b.eldr.v1.ListWorkersRequest\x1a\x1c.eldr.v1.ListWorkersResponse\x12H\n\x0b\x44rainWorker\x12\x1b.eldr.v1.DrainWorkerRequest\x1a\x1c.eldr.v1.DrainWorkerResponse\x12K\n\x0cRemoveWorker\x12\x1c.eldr.v1.RemoveWorkerRequest\x1a\x1d.eldr.v1.RemoveWorkerResponse\x12G\n\nWatchFleet\x12\x1a.eldr.v1.WatchFleetRequest\x1a\x1b.eldr.v1.WatchFleetResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x65ldr/v1/fleet.proto\x12\x07\x65ldr.v1\x1a\x14\x65ldr/v1/decode.proto\x1a\x14\x65ldr/v1/worker.proto\"\xaf\x01\n\x06Worker\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.eldr.v1.WorkerInfo\x12%\n\x06health\x18\x02 \x01(\x0e\x32\x15.eldr.v1.WorkerHealth\x12\x10\n\x08\x62ookings\x18\x03 \x01(\r\x12\x13\n\x0bstate_age_s\x18\x04 \x01(\x01\x12$\n\x05state\x18\x05 \x01(\x0b\x32\x15.eldr.v1.DecoderState\x12\x0e\n\x06reason\x18\x06 \x01(\t\":\n\x15RegisterWorkerRequest\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.eldr.v1.WorkerInfo\")\n\x16RegisterWorkerResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\"\x14\n\x12ListWorkersRequest\"7\n\x13ListWorkersResponse\x12 \n\x07workers\x18\x01 \x03(\x0b\x32\x0f.eldr.v1.Worker\"I\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x14\n\x07limit_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_limit_s\"\'\n\x13\x44rainWorkerResponse\x12\x10\n\x08\x62ookings\x18\x01 \x01(\r\"(\n\x13RemoveWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\'\n\x14RemoveWorkerResponse\x12\x0f\n\x07removed\x18\x01 \x01(\x08\"\x13\n\x11WatchFleetRequest\"J\n\x12WatchFleetResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12 \n\x07workers\x18\x02 \x03(\x0b\x32\x0f.eldr.v1.Worker*\xb0\x01\n\x0cWorkerHealth\x12\x1d\n\x19WORKER_HEALTH_UNSPECIFIED\x10\x00\x12\x1a\n\x16WORKER_HEALTH_STARTING\x10\x01\x12\x16\n\x12WORKER_HEALTH_LIVE\x10\x02\x12\x19\n\x15WORKER_HEALTH_SUSPECT\x10\x03\x12\x16\n\x12WORKER_HEALTH_DEAD\x10\x04\x12\x1a\n\x16WORKER_HEALTH_DRAINING\x10\x05\x32\x8b\x03\n\x0c\x46leetService\x12Q\n\x0eRegisterWorker\x12\x1e.eldr.v1.RegisterWorkerRequest\x1a\x1f.eldr.v1.RegisterWorkerResponse\x12H\n\x0bListWorkers\x12\x1b.eldr.v1.ListWorkersRequest\x1a\x1c.eldr.v1.ListWorkersResponse\x12H\n\x0b\x44rainWorker\x12\x1b.eldr.v1.DrainWorkerRequest\x1a\x1c.eldr.v1.DrainWorkerResponse\x12K\n\x0cRemoveWorker\x12\x1c.eldr.v1.RemoveWorkerRequest\x1a\x1d.eldr.v1.RemoveWorkerResponse\x12G\n\nWatchFleet\x12\x1a.eldr.v1.WatchFleetRequest\x1a\x1b.eldr.v1.WatchFleetResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'eldr.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERHEALTH']._serialized_start=699
-  _globals['_WORKERHEALTH']._serialized_end=875
+  _globals['_WORKERHEALTH']._serialized_start=733
+  _globals['_WORKERHEALTH']._serialized_end=909
   _globals['_WORKER']._serialized_start=77
   _globals['_WORKER']._serialized_end=252
   _globals['_REGISTERWORKERREQUEST']._serialized_start=254
@@ -46,17 +46,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTWORKERSRESPONSE']._serialized_start=379
   _globals['_LISTWORKERSRESPONSE']._serialized_end=434
   _globals['_DRAINWORKERREQUEST']._serialized_start=436
-  _globals['_DRAINWORKERREQUEST']._serialized_end=475
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=477
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=516
-  _globals['_REMOVEWORKERREQUEST']._serialized_start=518
-  _globals['_REMOVEWORKERREQUEST']._serialized_end=558
-  _globals['_REMOVEWORKERRESPONSE']._serialized_start=560
-  _globals['_REMOVEWORKERRESPONSE']._serialized_end=599
-  _globals['_WATCHFLEETREQUEST']._serialized_start=601
-  _globals['_WATCHFLEETREQUEST']._serialized_end=620
-  _globals['_WATCHFLEETRESPONSE']._serialized_start=622
-  _globals['_WATCHFLEETRESPONSE']._serialized_end=696
-  _globals['_FLEETSERVICE']._serialized_start=878
-  _globals['_FLEETSERVICE']._serialized_end=1273
+  _globals['_DRAINWORKERREQUEST']._serialized_end=509
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=511
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=550
+  _globals['_REMOVEWORKERREQUEST']._serialized_start=552
+  _globals['_REMOVEWORKERREQUEST']._serialized_end=592
+  _globals['_REMOVEWORKERRESPONSE']._serialized_start=594
+  _globals['_REMOVEWORKERRESPONSE']._serialized_end=633
+  _globals['_WATCHFLEETREQUEST']._serialized_start=635
+  _globals['_WATCHFLEETREQUEST']._serialized_end=654
+  _globals['_WATCHFLEETRESPONSE']._serialized_start=656
+  _globals['_WATCHFLEETRESPONSE']._serialized_end=730
+  _globals['_FLEETSERVICE']._serialized_start=912
+  _globals['_FLEETSERVICE']._serialized_end=1307
 # @@protoc_insertion_point(module_scope)

@@ -63,10 +63,12 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ...) -> None: ...
 
 class DrainWorkerRequest(_message.Message):
-    __slots__ = ("worker_id",)
+    __slots__ = ("worker_id", "limit_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
-    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+    limit_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., limit_s: _Optional[float] = ...) -> None: ...
 
 class DrainWorkerResponse(_message.Message):
     __slots__ = ("bookings",)

@@ -80,7 +80,7 @@ class FleetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """No new work; running work goes on.
+        """No new work; what runs goes on. The worker is removed once it is done, or when its time is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

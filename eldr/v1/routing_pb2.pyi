@@ -188,8 +188,10 @@ class WatchDecisionsResponse(_message.Message):
     def __init__(self, reservation_id: _Optional[str] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., seconds: _Optional[float] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class GetProfileRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetProfileResponse(_message.Message):
     __slots__ = ("loaded", "fingerprint", "transform", "clusters", "layer_mask", "provenance_json")
@@ -222,8 +224,10 @@ class LoadProfileResponse(_message.Message):
     def __init__(self, fingerprint: _Optional[str] = ..., clusters: _Optional[int] = ...) -> None: ...
 
 class GetDriftRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetDriftResponse(_message.Message):
     __slots__ = ("measured", "reason", "signatures", "age_s", "outside_ratio", "distance_ks", "distance_median", "calibration_distance_median", "occupancy", "occupancy_tv", "refit_pays", "rho")
@@ -254,8 +258,10 @@ class GetDriftResponse(_message.Message):
     def __init__(self, measured: _Optional[bool] = ..., reason: _Optional[str] = ..., signatures: _Optional[int] = ..., age_s: _Optional[float] = ..., outside_ratio: _Optional[float] = ..., distance_ks: _Optional[float] = ..., distance_median: _Optional[float] = ..., calibration_distance_median: _Optional[float] = ..., occupancy: _Optional[_Iterable[float]] = ..., occupancy_tv: _Optional[float] = ..., refit_pays: _Optional[bool] = ..., rho: _Optional[float] = ...) -> None: ...
 
 class GetPolicyRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetPolicyResponse(_message.Message):
     __slots__ = ("policy", "options", "available", "step_times", "decode_shares")
@@ -303,7 +309,7 @@ class DecodeSharesFit(_message.Message):
     def __init__(self, observations: _Optional[int] = ..., learned: _Optional[bool] = ..., error: _Optional[float] = ..., plain_error: _Optional[float] = ...) -> None: ...
 
 class SetPolicyRequest(_message.Message):
-    __slots__ = ("policy", "options")
+    __slots__ = ("policy", "options", "model")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -313,9 +319,11 @@ class SetPolicyRequest(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     POLICY_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     policy: str
     options: _containers.ScalarMap[str, float]
-    def __init__(self, policy: _Optional[str] = ..., options: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    model: str
+    def __init__(self, policy: _Optional[str] = ..., options: _Optional[_Mapping[str, float]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class SetPolicyResponse(_message.Message):
     __slots__ = ("policy", "options")

@@ -368,7 +368,7 @@ class ProfileServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadProfile(self, request, context):
-        """Replaces the fitted profile. Refused when its fingerprint is not the fleet's.
+        """Replaces the fitted profile of the models of its fingerprint. Refused when no model that is served has it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,11 +51,11 @@ async def test_live_drift_is_shown_in_words_and_as_json(profile, tmp_path):
         assert none.code == 1
         assert "has no profile" in none.err
         server.core.register(fake_info("d0", WorkerRole.DECODE))
-        server.core.load_profile(profile)
+        server.core.models.load_profile(profile)
         for index in range(60):
             server.core.reserve_decode(DecodeRequest(f"r{index}", fake_signature((4, 5))))
         fit: LiveFit = server.live_fit
-        while fit.drift.drift is None:
+        while fit.drift().drift is None:
             fit.tick(server.core.now_s())
         shown = await eldr("inspect", path, "--live", address)
         assert shown.code == 0, shown.err
@@ -68,7 +68,7 @@ async def test_live_drift_is_shown_in_words_and_as_json(profile, tmp_path):
 async def test_a_router_with_another_profile_is_refused_with_both(profile, tmp_path):
     path = tmp_path / "live.profile"
     async with served_router(policy="jsq") as (server, address):
-        server.core.load_profile(profile)
+        server.core.models.load_profile(profile)
         other = Profile.load(path)
         object.__setattr__(other, "provenance", Provenance("cd34", 7, "2026-01-01T00:00:00+00:00", "0", 0))
         other.save(path)

@@ -16,7 +16,7 @@ async def test_the_policy_is_shown_and_switched():
 
         switched = await eldr("policy", "set", "union-cost", "-o", "tail_guard=0.2", "--router", address)
         assert switched.code == 0, switched.err
-        assert server.core.policy[1]["tail_guard"] == 0.2
+        assert server.core.models.find("").policy[1]["tail_guard"] == 0.2
         as_json = json.loads((await eldr("policy", "get", "--json", ELDR_ROUTER=address)).out)
         assert as_json["options"]["tail_guard"] == 0.2
 

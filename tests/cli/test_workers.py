@@ -2,6 +2,7 @@ import json
 
 from served_router import eldr, served_router
 
+from eldr.routing.contract import DecodeRequest
 from eldr.rpc.worker_info import WorkerRole
 from eldr.testing.fake_services import fake_info
 
@@ -20,19 +21,22 @@ async def test_the_fleet_is_shown_drained_and_reduced():
         assert "d0" in shown.out
         assert "http://p0.fake:8000" in shown.out
 
-        drained = await eldr("workers", "drain", "d0", ELDR_ROUTER=address)
-        assert drained.out == "d0 is draining, 0 bookings left\n", drained.err
+        server.core.reserve_decode(DecodeRequest("r", None))
+        drained = await eldr("workers", "drain", "d0", "--no-wait", "--limit-s", "60", ELDR_ROUTER=address)
+        assert drained.out == "d0 is draining, 1 bookings left\n", drained.err
         listed = json.loads((await eldr("workers", "--router", address, "--json")).out)
-        assert [(w["info"]["worker_id"], w["health"], w["reason"]) for w in listed] == [
-            ("d0", "draining", "draining"),
-            ("p0", "live", ""),
-        ]
+        assert [w["info"]["worker_id"] for w in listed] == ["d0", "p0"]
+        assert (listed[0]["health"], listed[0]["reason"]) == ("draining", "draining")
 
         removed = await eldr("workers", "--router", address, "remove", "d0")
         assert removed.out == "d0 is removed\n", removed.err
         again = await eldr("workers", "remove", "d0", "--router", address)
         assert again.code == 1
         assert "no worker 'd0' is registered" in again.err
+
+        gone = await eldr("workers", "drain", "p0", "--limit-s", "0", "--router", address)
+        assert gone.out == "p0 is draining, 0 bookings left\np0 is gone\n", gone.err
+        assert server.core.workers() == []
 
 
 async def test_no_router_is_said_with_what_to_do():

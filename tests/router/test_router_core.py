@@ -158,7 +158,7 @@ def test_no_worker_is_said_with_a_reason_per_worker(rig):
     assert rig.core.counters.value("eldr_no_worker_total", role="prefill") == 1
 
 
-@pytest.mark.parametrize("changes", [{"block_size": 32}, {"kv_layout": "float16"}, {"served_model": "other"}])
+@pytest.mark.parametrize("changes", [{"block_size": 32}, {"kv_layout": "float16"}])
 def test_a_decoder_that_does_not_fit_the_prefill_workers_is_never_paired(changes):
     """Case 3.22: it is refused where it registers, not at the transfer, and no request waits for it."""
     rig = CoreRig()
@@ -186,7 +186,7 @@ def test_an_unknown_model_is_not_found(rig):
 
 
 def test_explaining_changes_nothing(rig):
-    rig.core.set_policy("round-robin", {})
+    rig.core.models.set_policy("round-robin", {})
     explained = [rig.core.explain_decode(DecodeRequest("", fake_signature()))[0] for _ in range(3)]
     assert len({decision.worker_id for decision in explained}) == 1
     assert sum(rig.loads().values()) == 0
@@ -197,7 +197,7 @@ def test_another_policy_can_be_asked(rig):
     decision, worker = rig.core.explain_decode(DecodeRequest("", fake_signature()), policy="union-cost")
     assert decision.policy == "union-cost"
     assert worker.worker_id == decision.worker_id
-    assert rig.core.policy[0] == "jsq"
+    assert rig.core.models.find("").policy[0] == "jsq"
     with pytest.raises(PolicyError, match="unknown policy"):
         rig.core.explain_decode(DecodeRequest("", None), policy="nope")
 
@@ -216,7 +216,7 @@ def test_explaining_without_an_eligible_decoder_still_says_why(rig):
 
 
 def test_fallbacks_and_signatures_are_counted(rig):
-    rig.core.set_policy("union-cost", {})
+    rig.core.models.set_policy("union-cost", {})
     rig.core.reserve_decode(DecodeRequest("a", fake_signature()))
     rig.core.reserve_decode(DecodeRequest("b", None, signature_problem="bad-signature"))
     count = rig.core.counters.value
@@ -229,7 +229,7 @@ def test_reports_feed_the_step_time_model(rig):
     for steps in range(10, 400, 10):
         totals = DecoderTotals(steps, steps * 8, steps * 8 * 4.0, steps * 0.2)
         rig.report("d0", running=8, totals=totals)
-    model = rig.core.step_times.model("fake-1")
+    model = rig.core.models.find("").step_times.model("fake-1")
     fit = model.coefficients
     assert model.observations > 30
     assert fit.base_s + 8 * fit.per_request_s + 0.5 * fit.per_union_s == pytest.approx(0.2, rel=0.02)
@@ -255,13 +255,13 @@ def test_frequencies_of_another_shape_are_dropped_and_counted(rig):
 
 def test_the_policy_switches_at_run_time_and_bookings_stay(rig):
     rig.reserve("r0")
-    rig.core.set_policy("union-cost", {"tail_guard": 0.2})
-    assert rig.core.policy[0] == "union-cost"
-    assert rig.core.policy[1]["tail_guard"] == 0.2
+    rig.core.models.set_policy("union-cost", {"tail_guard": 0.2})
+    assert rig.core.models.find("").policy[0] == "union-cost"
+    assert rig.core.models.find("").policy[1]["tail_guard"] == 0.2
     assert sum(rig.loads().values()) == 1
     with pytest.raises(PolicyError, match="needs a profile"):
-        rig.core.set_policy("locality-band", {})
-    assert rig.core.policy[0] == "union-cost"
+        rig.core.models.set_policy("locality-band", {})
+    assert rig.core.models.find("").policy[0] == "union-cost"
 
 
 def test_ages_are_the_routers_own(rig):

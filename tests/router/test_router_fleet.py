@@ -84,7 +84,6 @@ def test_new_details_of_one_process_keep_its_state(fleet, ended):
     [
         ({"block_size": 32}, "block_size differs: worker b has 32, worker a has 16"),
         ({"kv_layout": "bfloat16"}, "kv_layout differs: worker b has 'bfloat16', worker a has 'float32'"),
-        ({"served_model": "other"}, "served_model differs: worker b has 'other', worker a has 'fake'"),
         (
             {"geometry": dataclasses.replace(FAKE_GEOMETRY, fingerprint="other")},
             "fingerprint differs: worker b has other, worker a has fake-model",

@@ -36,8 +36,12 @@ async def test_counts_of_a_release_teach_the_predictor_and_its_error_is_shown(ro
     assert 0 < shown.error < shown.plain_error
     core = server.core
     assert core.counters.value("eldr_decode_counts_total", result="learned") == 130
-    assert core.gauges.value("eldr_predictor_error", form="plain") == pytest.approx(shown.plain_error)
-    assert core.gauges.value("eldr_predictor_error", form="in-force") == pytest.approx(shown.error)
+    assert core.gauges.value("eldr_predictor_error", model="fake", form="plain") == pytest.approx(
+        shown.plain_error
+    )
+    assert core.gauges.value("eldr_predictor_error", model="fake", form="in-force") == pytest.approx(
+        shown.error
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ async def test_counts_that_cannot_be_read_do_not_hurt_the_release(router, spoil,
     assert answer.released
     core = server.core
     assert core.counters.value("eldr_decode_counts_total", result=result) == 1
-    assert core.predictor.observations == 0
+    assert core.models.find("").predictor.observations == 0
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_what_teaches_nothing_is_counted_by_name(prompt, decoded, result):
     rig.core.reserve_decode(DecodeRequest("r", prompt))
     assert rig.core.release(DECODE, "r", Outcome.COMPLETED, decoded=ReadSignature(decoded, ""))
     assert rig.core.counters.value("eldr_decode_counts_total", result=result) == 1
-    assert rig.core.predictor.observations == (result == "learned")
+    assert rig.core.models.find("").predictor.observations == (result == "learned")
 
 
 def test_counts_of_a_released_booking_teach_nothing_twice():
@@ -97,5 +101,5 @@ def test_counts_of_a_released_booking_teach_nothing_twice():
     for released in (True, False):
         decoded = ReadSignature(fake_signature(), "")
         assert rig.core.release(DECODE, "r", Outcome.COMPLETED, decoded=decoded) is released
-    assert rig.core.predictor.observations == 1
-    assert rig.core.predictor.form is PLAIN
+    assert rig.core.models.find("").predictor.observations == 1
+    assert rig.core.models.find("").predictor.form is PLAIN

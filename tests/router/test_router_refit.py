@@ -72,7 +72,7 @@ class FitRig(CoreRig):
         return self.core.counters.value("eldr_refits_total", result=result)
 
     def owners(self) -> tuple[str, ...] | None:
-        return self.core.live.owners
+        return self.core.models.find("").live.owners
 
 
 def test_without_a_profile_load_decides_until_the_first_window_is_full():
@@ -168,19 +168,19 @@ def test_a_signature_without_a_direction_never_enters_a_refit():
     rig.tick()
     assert rig.refits("refitted") == 1
     assert rig.core.counters.total("eldr_refit_dropped_signatures_total") == 1
-    assert np.isfinite(rig.core.live.centroids.rows).all()
+    assert np.isfinite(rig.core.models.find("").live.centroids.rows).all()
 
 
 def test_a_refit_for_a_profile_that_was_replaced_is_dropped():
     rig = FitRig()
     rig.join("d0", "d1")
-    rig.core.load_profile(fake_profile())
+    rig.core.models.load_profile(fake_profile())
     rig.traffic(groups=2)
     rig.tick(seconds=DRIFT_PERIOD_S)
     rig.traffic(groups=2)
     rig.clock.advance(1.0)
     rig.fit.tick(rig.clock())
-    rig.core.load_profile(fake_profile())
+    rig.core.models.load_profile(fake_profile())
     rig.executor.run()
     rig.fit.tick(rig.clock())
     assert rig.refits("superseded") == 1
@@ -205,9 +205,9 @@ def test_other_policies_refit_nothing_and_keep_no_signatures():
     rig.join("d0", "d1")
     rig.traffic()
     rig.tick()
-    assert len(rig.core.window) == 0
+    assert len(rig.core.models.find("").window) == 0
     assert rig.core.counters.total("eldr_refits_total") == 0
-    rig.core.set_policy(ONLINE, {})
+    rig.core.models.set_policy(ONLINE, {})
     rig.traffic()
     rig.tick()
     assert rig.owners() == ("d0", "d1")
@@ -230,31 +230,33 @@ def profile_of(groups: range) -> Any:
 def test_drift_is_measured_and_shown_as_gauges():
     rig = FitRig(policy="jsq")
     rig.join("d0", "d1")
-    assert rig.fit.drift.reason == "no profile is loaded"
-    rig.core.load_profile(profile_of(range(2)))
+    assert rig.fit.drift().reason == "no profile is loaded"
+    rig.core.models.load_profile(profile_of(range(2)))
     rig.traffic(20, groups=2)
     rig.tick()
-    assert rig.fit.drift.reason == "20 live signatures, at least 50 are compared"
-    assert rig.core.gauges.value("eldr_drift_outside_ratio") is None
+    assert rig.fit.drift().reason == "20 live signatures, at least 50 are compared"
+    assert rig.core.gauges.value("eldr_drift_outside_ratio", model="fake") is None
     rig.traffic(80, groups=2)
     rig.tick(seconds=DRIFT_PERIOD_S)
-    assert not rig.fit.drift.drift.refit_pays
-    assert rig.core.gauges.value("eldr_drift_refit_pays") == 0.0
-    assert rig.core.gauges.value("eldr_drift_occupancy_ratio", cluster="0") == pytest.approx(0.5)
+    assert not rig.fit.drift().drift.refit_pays
+    assert rig.core.gauges.value("eldr_drift_refit_pays", model="fake") == 0.0
+    assert rig.core.gauges.value("eldr_drift_occupancy_ratio", model="fake", cluster="0") == pytest.approx(
+        0.5
+    )
     rig.clock.advance(60.0)
     rig.traffic(100, groups=4)
     rig.tick()
-    assert rig.core.gauges.value("eldr_drift_outside_ratio") == pytest.approx(0.5)
-    assert rig.core.gauges.value("eldr_drift_refit_pays") == 1.0
+    assert rig.core.gauges.value("eldr_drift_outside_ratio", model="fake") == pytest.approx(0.5)
+    assert rig.core.gauges.value("eldr_drift_refit_pays", model="fake") == 1.0
 
 
 def test_a_profile_without_distances_says_to_fit_again():
     rig = FitRig(policy="jsq")
     rig.join("d0")
-    rig.core.load_profile(fake_profile())
+    rig.core.models.load_profile(fake_profile())
     rig.traffic(60)
     rig.tick()
-    assert "fit it again" in rig.fit.drift.reason
+    assert "fit it again" in rig.fit.drift().reason
 
 
 async def test_the_router_refits_on_its_thread_while_it_decides():
@@ -267,7 +269,7 @@ async def test_the_router_refits_on_its_thread_while_it_decides():
                 signature=fake_signature((first, first + 1), tokens=30 + index % 7),
                 reservation_id=f"r{index}",
             )
-        await until(lambda: server.core.live.owners == ("d0", "d1"))
+        await until(lambda: server.core.models.find("").live.owners == ("d0", "d1"))
         assert (await client.get_policy()).options["window_s"] == 5.0
 
 
@@ -276,11 +278,11 @@ async def test_drift_is_asked_over_the_wire():
         status = await client.get_drift()
         assert (status.measured, status.reason) == (False, "no profile is loaded")
         server.core.register(fake_info("d0", WorkerRole.DECODE))
-        server.core.load_profile(profile_of(range(2)))
+        server.core.models.load_profile(profile_of(range(2)))
         for index in range(60):
             await client.reserve_decode(signature=fake_signature((0, 1)), reservation_id=f"r{index}")
         server.live_fit._drift_due_s = 0.0
-        await until(lambda: server.live_fit.drift.drift is not None, limit_s=15)
+        await until(lambda: server.live_fit.drift().drift is not None, limit_s=15)
         status = await client.get_drift()
         assert status.measured
         assert status.signatures == 60
