@@ -126,17 +126,27 @@ def mixed_unions(scenario: Scenario, batches: Floats) -> Floats:
     return np.interp(batches, _SIZES, unions)
 
 
-def fitted(batches: Floats, unions: Floats, tpots_ms: Floats, breaks: Sequence[int]) -> StepFit:
-    """Least relative squares with no negative coefficient; the factors from `breaks` on are those of FACTORS."""
+def fitted(
+    batches: Floats,
+    unions: Floats,
+    tpots_ms: Floats,
+    breaks: Sequence[int] = (),
+    weights: Floats | None = None,
+) -> StepFit:
+    """Least relative squares with no negative coefficient; the factors from `breaks` on are those of FACTORS.
+
+    `weights` of the squares are equal by default.
+    """
     from scipy.optimize import nnls
 
+    root = np.ones_like(tpots_ms) if weights is None else np.sqrt(weights)
     best: tuple[float, tuple[float, ...], Floats, Floats] | None = None
     for factors in itertools.product(FACTORS, repeat=len(breaks)):
         factor = np.ones_like(batches)
         for size, value in zip(breaks, factors, strict=True):
             factor[batches >= size] = value
         terms = np.stack([np.ones_like(batches), batches, unions], axis=1) * (factor / tpots_ms)[:, None]
-        found, residual = nnls(terms, np.ones_like(tpots_ms))
+        found, residual = nnls(terms * root[:, None], root)
         if best is None or residual < best[0]:
             best = (float(residual), factors, found, terms @ found - 1)
     assert best is not None
