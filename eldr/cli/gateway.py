@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,22 @@ import click
 import structlog
 
 from eldr.cli.main import effective
+from eldr.cli.options import host_and_port
+from eldr.cli.security_options import FILE, listener_tls, make_caller, shown_token, tls_options, token_file_of
 from eldr.client import RouterClient
+from eldr.gateway.access import ApiKeys
 from eldr.gateway.bookings import Releases
 from eldr.gateway.coordinator import Coordinator
 from eldr.gateway.counters import Counts
 from eldr.gateway.decoded import DecodedCounts
 from eldr.gateway.engine_client import EngineClient
+from eldr.gateway.file_limit import raise_file_limit, requests_within
 from eldr.gateway.server import GatewayServer
 from eldr.gateway.settings import GatewaySettings
 from eldr.gateway.transfers import WorkerClients
 from eldr.recording.live import DEFAULT_MAX_BYTES, DEFAULT_SHARE, LiveRecorder, LiveSettings
+from eldr.rpc.calling import Caller
+from eldr.rpc.security import Tls
 
 log = structlog.get_logger()
 
@@ -85,6 +91,28 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
     envvar="ELDR_ROUTER",
     help="host:port of the router; several, separated by commas, are tried in this order.",
 )
+@tls_options
+@click.option(
+    "--api-key-file",
+    type=FILE,
+    metavar="FILE",
+    help="Keys that clients show as bearer tokens, one a line.  [default: everybody is let in]",
+)
+@click.option(
+    "--engine-key-file",
+    type=FILE,
+    metavar="FILE",
+    help="Key that the engines ask for (vllm serve --api-key); they see it instead of the client's.",
+)
+@click.option("--token-file", type=FILE, metavar="FILE", help="Token for the router and the workers.")
+@click.option(
+    "--fleet-tls-ca",
+    type=FILE,
+    metavar="FILE",
+    help="Call router and workers over TLS; authorities (PEM) that sign their certificates.",
+)
+@click.option("--fleet-tls-cert", type=FILE, metavar="FILE", help="Certificate (PEM) to show them.")
+@click.option("--fleet-tls-key", type=FILE, metavar="FILE", help="Private key (PEM) of --fleet-tls-cert.")
 @click.option(
     "--grace",
     "grace_s",
@@ -123,6 +151,16 @@ def command(
     listen: str,
     router: str,
     grace_s: float,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
+    tls_require_client_cert: bool,
+    api_key_file: Path | None,
+    engine_key_file: Path | None,
+    token_file: Path | None,
+    fleet_tls_ca: Path | None,
+    fleet_tls_cert: Path | None,
+    fleet_tls_key: Path | None,
     record_folder: Path | None,
     record_share: float,
     record_max_mib: int,
@@ -136,10 +174,10 @@ def command(
 
     What is refused and why, the headers and the time limits: docs/gateway.md.
     """
-    host, port = _address("--listen", listen)
+    host, port = host_and_port("--listen", listen)
     routers = [text.strip() for text in router.split(",")]
     for text in routers:
-        _address("--router", text)
+        host_and_port("--router", text)
     try:
         settings = GatewaySettings(**options)
     except ValueError as error:
@@ -150,20 +188,27 @@ def command(
             recording = LiveSettings(record_folder, record_share, max_bytes=record_max_mib << 20)
         except ValueError as error:
             raise click.UsageError(f"--record-counts: {error}") from error
+    fits = requests_within(raise_file_limit())
+    if fits < settings.max_requests:
+        log.warning(
+            "max_requests_lowered", given=settings.max_requests, to=fits, why="open files (ulimit -n)"
+        )
+        settings = replace(settings, max_requests=fits)
+    tls = listener_tls(tls_cert, tls_key, tls_ca, tls_require_client_cert)
+    keys = ApiKeys(
+        token_file_of(api_key_file, "--api-key-file"), shown_token(engine_key_file, "--engine-key-file")
+    )
+    caller = make_caller(fleet_tls_ca, fleet_tls_cert, fleet_tls_key, token_file)
     log.info("settings", **effective(ctx))
-    asyncio.run(_serve(host, port, routers, grace_s, settings, recording))
-
-
-def _address(flag: str, text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isdigit() and int(port) < 1 << 16):
-        raise click.BadParameter(f"must be host:port, got {text!r}", param_hint=flag)
-    return host.strip("[]"), int(port)
+    asyncio.run(_serve(host, port, tls, keys, caller, routers, grace_s, settings, recording))
 
 
 async def _serve(
     host: str,
     port: int,
+    tls: Tls | None,
+    keys: ApiKeys,
+    caller: Caller,
     routers: list[str],
     grace_s: float,
     settings: GatewaySettings,
@@ -171,10 +216,10 @@ async def _serve(
 ) -> None:
     counts = Counts()
     async with AsyncExitStack() as stack:
-        router = await stack.enter_async_context(RouterClient(routers))
-        clients = WorkerClients()
+        router = await stack.enter_async_context(RouterClient(routers, caller=caller))
+        clients = WorkerClients(caller)
         stack.push_async_callback(clients.close)
-        engines = EngineClient(settings, counts)
+        engines = EngineClient(settings, counts, caller.tls)
         stack.push_async_callback(engines.close)
         releases = Releases(router, clients.release_transfer, counts)
         recorder = None
@@ -187,7 +232,7 @@ async def _serve(
             stack.push_async_callback(recorder.stop)
         decoded = DecodedCounts(settings.learn_share, clients.decode_counts, counts)
         coordinator = Coordinator(engines, releases, settings, time.monotonic, recorder, decoded)
-        server = GatewayServer(coordinator, releases, settings, version("eldr"))
+        server = GatewayServer(coordinator, releases, settings, version("eldr"), keys, tls)
         try:
             address = await server.start(host, port)
         except OSError as error:

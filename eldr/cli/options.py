@@ -5,11 +5,14 @@ from typing import Any, TypeVar
 
 import click
 
+from eldr.cli.security_options import caller_options
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def router_option(function: F) -> F:
-    """`--router host:port`, default 127.0.0.1:7700."""
+    """`--router host:port`, default 127.0.0.1:7700, and how it is called: see `caller_options`."""
+    function = caller_options(function)
     return click.option(
         "--router",
         default="127.0.0.1:7700",
@@ -49,3 +52,11 @@ def _numbers(_ctx: click.Context, _param: click.Parameter, pairs: Sequence[str])
         if not equals or not key.strip():
             raise click.BadParameter(f"must be KEY=NUMBER, such as tau=0.1, got {pair!r}")
     return found
+
+
+def host_and_port(flag: str, text: str) -> tuple[str, int]:
+    """A listening address in its two parts. Raises BadParameter that names the flag."""
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isdigit() and int(port) < 1 << 16):
+        raise click.BadParameter(f"must be host:port, got {text!r}", param_hint=flag)
+    return host.strip("[]"), int(port)

@@ -12,12 +12,24 @@ import structlog
 
 from eldr.calibration.profile import Profile, ProfileError
 from eldr.cli.main import effective
-from eldr.cli.options import policy_option
+from eldr.cli.options import host_and_port, policy_option
+from eldr.cli.security_options import (
+    listener_tls,
+    role_files_option,
+    shown_token,
+    tls_options,
+    token_table,
+)
+from eldr.observability.listener import MetricsListener
 from eldr.router.fleet import HealthLimits
+from eldr.router.metrics import ROUTER, samples
 from eldr.router.server import ListenError, RouterServer
 from eldr.router.settings import RouterSettings
 from eldr.routing.contract import PolicyError
 from eldr.routing.registry import DEFAULT_POLICY
+from eldr.rpc.calling import Caller
+from eldr.rpc.serving import Gate
+from eldr.rpc.tokens import Role
 
 log = structlog.get_logger()
 
@@ -121,6 +133,22 @@ DEFAULTS = {field.name: field.default for field in fields(RouterSettings)}
     help="Time between two questions to a prefill worker.",
 )
 @click.option("--seed", type=int, default=DEFAULTS["seed"], show_default=True, help="Seed of random choices.")
+@click.option(
+    "--allow-worker",
+    "allow_workers",
+    multiple=True,
+    metavar="CIDR|GLOB",
+    help="Network or glob of host names that workers' addresses must match; repeat it.  [default: all]",
+)
+@click.option(
+    "--registrations-per-s",
+    type=float,
+    default=DEFAULTS["registrations_per_s"],
+    show_default=True,
+    help="Registrations that one host may make; each of its workers makes one a second.",
+)
+@role_files_option
+@tls_options
 @click.option("--reflection", is_flag=True, help="Serve gRPC reflection, for grpcurl and the like.")
 @click.option(
     "--notice-s",
@@ -129,6 +157,11 @@ DEFAULTS = {field.name: field.default for field in fields(RouterSettings)}
     show_default=True,
     help="After SIGTERM, time between the health NOT_SERVING and the end.",
 )
+@click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Serve Prometheus' /metrics there (docs/metrics.md); port 0 takes a free one.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -136,10 +169,16 @@ def command(
     listen: str,
     profile_paths: tuple[Path, ...],
     policy_options: Mapping[str, float],
+    token_files: Mapping[Role, Path],
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
+    tls_require_client_cert: bool,
     stale_s: float,
     dead_s: float,
     forget_s: float,
     notice_s: float,
+    metrics: str | None,
     **options: Any,
 ) -> None:
     """Serve routing decisions over gRPC.
@@ -155,17 +194,29 @@ def command(
         raise click.BadParameter(str(error), param_hint="--profile") from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    tls = listener_tls(tls_cert, tls_key, tls_ca, tls_require_client_cert)
+    gate = Gate(tls, token_table(token_files))
+    caller = Caller(tls, shown_token(token_files.get(Role.WORKER), "--token-file worker"))
     log.info("settings", **effective(ctx))
+    monitored = host_and_port("--metrics", metrics) if metrics else None
     try:
-        asyncio.run(_serve(settings, profiles, listen, notice_s))
+        asyncio.run(_serve(settings, profiles, gate, caller, listen, notice_s, monitored))
     except (PolicyError, ProfileError) as error:
         raise click.UsageError(str(error)) from error
     except ListenError as error:
         raise click.ClickException(str(error)) from error
 
 
-async def _serve(settings: RouterSettings, profiles: list[Profile], listen: str, notice_s: float) -> None:
-    server = RouterServer(settings, profiles[0] if profiles else None)
+async def _serve(
+    settings: RouterSettings,
+    profiles: list[Profile],
+    gate: Gate,
+    caller: Caller,
+    listen: str,
+    notice_s: float,
+    monitored: tuple[str, int] | None,
+) -> None:
+    server = RouterServer(settings, profiles[0] if profiles else None, gate=gate, caller=caller)
     for profile in profiles[1:]:
         server.core.models.load_profile(profile)
     ended = asyncio.Event()
@@ -173,5 +224,17 @@ async def _serve(settings: RouterSettings, profiles: list[Profile], listen: str,
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, ended.set)
     await server.start(listen)
+    listener = None
+    if monitored is not None:
+        try:
+            listener = MetricsListener(*monitored, ROUTER, lambda: samples(server.core))
+        except OSError as error:
+            await server.stop()
+            raise ListenError(
+                f"cannot listen on {':'.join(map(str, monitored))}: {error.strerror}"
+            ) from error
+        log.info("metrics_served", host=monitored[0], port=listener.port)
     await ended.wait()
+    if listener is not None:
+        await listener.close()
     await server.stop(notice_s)

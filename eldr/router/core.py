@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from eldr.calibration.profile import Profile
+from eldr.observability.histogram import Histogram
 from eldr.router.addresses import AllowedAddresses
 from eldr.router.broadcast import Broadcast
 from eldr.router.counters import Counters, Gauges
@@ -44,6 +45,8 @@ log = structlog.get_logger()
 
 Clock = Callable[[], float]
 
+DECISION_BOUNDS_S = (20e-6, 40e-6, 60e-6, 100e-6, 200e-6, 400e-6, 1e-3, 2e-3, 5e-3, 20e-3)
+
 
 class RouterCore:
     """The central state of one router.
@@ -62,6 +65,7 @@ class RouterCore:
         self.settings = settings
         self.counters = Counters()
         self.gauges = Gauges()
+        self.decision_seconds = Histogram(DECISION_BOUNDS_S)
         self.decisions: Broadcast[DecisionMade] = Broadcast()
         self.changes: Broadcast[int] = Broadcast(backlog=1)
         """Generations of the fleet; the newest is enough for a slow reader."""
@@ -144,8 +148,9 @@ class RouterCore:
         self._count_decision(request, decision)
         if request.signature is not None:
             routing.remember(request.signature, now_s)
-        made = DecisionMade(request.request_id, info, decision, time.perf_counter() - begun_s)
-        self.decisions.publish(made)
+        seconds = time.perf_counter() - begun_s
+        self.decision_seconds.observe(seconds)
+        self.decisions.publish(DecisionMade(request.request_id, info, decision, seconds))
         return Booked(request.request_id, info, ledger.ttl_s, decision)
 
     def explain_decode(
