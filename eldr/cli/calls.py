@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
+from eldr.cli.security_options import caller
 from eldr.client import CodecError, RouterClient, RouterError, RouterUnreachableError
 
 Answer = TypeVar("Answer")
@@ -15,16 +16,18 @@ Answer = TypeVar("Answer")
 
 def ask(router: str, work: Callable[[RouterClient], Awaitable[Answer]]) -> Answer:
     """Runs `work` with a client of the router at host:port. Raises ClickException."""
+    shown = caller()
 
     async def run() -> Answer:
-        async with RouterClient(router) as client:
+        async with RouterClient(router, caller=shown) as client:
             return await work(client)
 
     try:
         return asyncio.run(run())
     except RouterUnreachableError as error:
         raise click.ClickException(
-            f"no router answers at {router}: start `eldr router`, or name another with --router or ELDR_ROUTER"
+            f"no router answers at {router}: start `eldr router`, or name another with --router or ELDR_ROUTER "
+            f"({error.detail})"
         ) from error
     except RouterError as error:
         raise click.ClickException(f"router {router}: {error.detail} ({error.code.name})") from error

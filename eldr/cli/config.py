@@ -8,7 +8,15 @@ from typing import Any
 import click
 import yaml
 
-SHARED_VARIABLES = ("ELDR_CONFIG", "ELDR_PYTHON", "ELDR_ROUTER")
+SHARED_VARIABLES = (
+    "ELDR_CONFIG",
+    "ELDR_PYTHON",
+    "ELDR_ROUTER",
+    "ELDR_TLS_CA",
+    "ELDR_TLS_CERT",
+    "ELDR_TLS_KEY",
+    "ELDR_TOKEN_FILE",
+)
 """Variables that belong to no single verb. ELDR_PYTHON is read by `integration/environment.py`."""
 
 

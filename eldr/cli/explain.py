@@ -12,6 +12,7 @@ from rich.table import Table
 
 from eldr.cli.calls import ask, console, number
 from eldr.cli.options import router_option
+from eldr.cli.security_options import caller
 from eldr.client import CodecError, Decision, Outcome, RouterClient, WorkerClient, WorkerError
 
 HANDOFF = {
@@ -114,10 +115,11 @@ async def _prefill(client: RouterClient, prompt: str, model: str, timeout_s: flo
 async def _post(http_url: str, prompt: str, model: str, timeout_s: float) -> dict[str, Any]:
     url = f"{http_url.rstrip('/')}/v1/completions"
     body = {"model": model, "prompt": prompt, "max_tokens": 1, "kv_transfer_params": HANDOFF}
+    tls = caller().tls
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
-            session.post(url, json=body) as response,
+            session.post(url, json=body, ssl=True if tls is None else tls.client_context()) as response,
         ):
             if response.status != 200:
                 raise click.ClickException(f"{url}: {response.status} {(await response.text())[:500]}")
@@ -129,7 +131,7 @@ async def _post(http_url: str, prompt: str, model: str, timeout_s: float) -> dic
 
 async def _give_back(grpc_address: str, transfer_id: str) -> None:
     try:
-        async with WorkerClient(grpc_address) as worker:
+        async with WorkerClient(grpc_address, caller=caller()) as worker:
             await worker.release_transfer(transfer_id)
     except WorkerError as error:
         click.echo(f"warning: KV blocks stay held until their lease ends: {error}", err=True)

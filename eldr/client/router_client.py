@@ -331,7 +331,9 @@ class RouterClient:
         for index in order:
             address = self.addresses[index]
             try:
-                answer = await self._method(address, service, name)(request, timeout=limit_s)
+                answer = await self._method(address, service, name)(
+                    request, timeout=limit_s, metadata=self._caller.metadata()
+                )
             except grpc.aio.AioRpcError as error:
                 if is_unreachable(error):
                     await self._lines[address].renew()

@@ -1,6 +1,7 @@
 """HTTP to the workers: pooled connections, and every failure as a LegError that says whether it was reached."""
 
 import errno
+import ssl
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from eldr.gateway.counters import Counts, Event
 from eldr.gateway.errors import LegError, WorkerRefusalError
 from eldr.gateway.settings import GatewaySettings
 from eldr.rpc.outcome import Outcome
+from eldr.rpc.security import Tls
 from eldr.rpc.worker_status import WorkerRef
 
 POOL_KEEPALIVE_S = 4.0
@@ -29,9 +31,10 @@ class EngineClient:
     answers takes no connection away from another one (case 3.14).
     """
 
-    def __init__(self, settings: GatewaySettings, counts: Counts) -> None:
+    def __init__(self, settings: GatewaySettings, counts: Counts, tls: Tls | None = None) -> None:
         self._settings = settings
         self._counts = counts
+        self._tls = tls
         self._pool = self._session(keepalive_timeout=POOL_KEEPALIVE_S)
         self._fresh = self._session(force_close=True)
 
@@ -49,6 +52,10 @@ class EngineClient:
             timeout=aiohttp.ClientTimeout(total=None),
             trace_configs=[trace],
         )
+
+    def _checks(self) -> ssl.SSLContext | bool:
+        """How the certificate of an https worker is checked: by `tls`, or by the system's authorities."""
+        return True if self._tls is None else self._tls.client_context()
 
     async def close(self) -> None:
         """Closes the pools; legs in flight fail."""
@@ -77,6 +84,7 @@ class EngineClient:
                 worker.http_url.rstrip("/") + "/health",
                 timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S),
                 allow_redirects=False,
+                ssl=self._checks(),
                 trace_request_ctx=SimpleNamespace(reused=False, queued=False),
             ) as response:
                 return response.status < 500
@@ -89,13 +97,13 @@ class EngineClient:
         """A kept connection that the worker has just closed says nothing about the worker: one more try."""
         use = SimpleNamespace(reused=False, queued=False)
         try:
-            return await _post(self._pool, worker, path, body, headers, connect_timeout_s, use)
+            return await _post(self._pool, worker, path, body, headers, connect_timeout_s, use, self._checks())
         except LegError as error:
             self._counts[Event.WORKER_FULL] += use.queued
             if not (use.reused and error.reached and error.retryable):
                 raise
         self._counts[Event.CONNECTION_RETRIED] += 1
-        return await _post(self._fresh, worker, path, body, headers, connect_timeout_s, use)
+        return await _post(self._fresh, worker, path, body, headers, connect_timeout_s, use, self._checks())
 
 
 async def _note_reuse(_session: aiohttp.ClientSession, context: Any, _params: object) -> None:
@@ -118,6 +126,7 @@ async def _post(
     headers: Mapping[str, str],
     connect_timeout_s: float,
     use: SimpleNamespace,
+    checks: ssl.SSLContext | bool,
 ) -> aiohttp.ClientResponse:
     try:
         return await session.post(
@@ -126,6 +135,7 @@ async def _post(
             headers={**headers, "Content-Type": "application/json", "Accept-Encoding": "identity"},
             timeout=aiohttp.ClientTimeout(total=None, connect=connect_timeout_s),
             allow_redirects=False,
+            ssl=checks,
             trace_request_ctx=use,
         )
     except aiohttp.ConnectionTimeoutError as error:

@@ -9,6 +9,7 @@ from eldr.gateway.breaker import Fault
 
 _KINDS = {
     400: "BadRequestError",
+    401: "AuthenticationError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",

@@ -10,6 +10,7 @@ import structlog
 from aiohttp import web
 
 from eldr.client import RouterError, WorkerHealth, WorkerRole, WorkerStatus
+from eldr.gateway.access import ApiKeys
 from eldr.gateway.admission import Admission, AdmissionLimits
 from eldr.gateway.big_bodies import BodyParser
 from eldr.gateway.bookings import Releases
@@ -20,6 +21,7 @@ from eldr.gateway.errors import GatewayError, error_body, from_router, unavailab
 from eldr.gateway.headers import FORWARDED_HEADERS, domain_of, echoed_id, tenant_of, timeout_of
 from eldr.gateway.legs import ClientRequest, Endpoint
 from eldr.gateway.settings import GatewaySettings
+from eldr.rpc.security import Tls, warn_where_open
 
 log = structlog.get_logger()
 
@@ -33,8 +35,16 @@ class GatewayServer:
     """One listening gateway. `start`, then `stop`; both on the loop that serves."""
 
     def __init__(
-        self, coordinator: Coordinator, releases: Releases, settings: GatewaySettings, version: str
+        self,
+        coordinator: Coordinator,
+        releases: Releases,
+        settings: GatewaySettings,
+        version: str,
+        keys: ApiKeys | None = None,
+        tls: Tls | None = None,
     ) -> None:
+        self._keys = keys or ApiKeys()
+        self._tls = tls
         self._coordinator = coordinator
         self._releases = releases
         self._counts = releases.counts
@@ -74,7 +84,9 @@ class GatewayServer:
         # Without handler_cancellation a client that leaves would be noticed at the next write only.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+        warn_where_open(f"{host}:{port}", self._tls, self._keys.checked)
+        context = None if self._tls is None else self._tls.server_context()
+        site = web.TCPSite(self._runner, host, port, ssl_context=context)
         await site.start()
         watch = self._coordinator.watch
         self._keepers = [
@@ -115,6 +127,7 @@ class GatewayServer:
     @web.middleware
     async def _errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            self._keys.require(request)
             return await handler(request)
         except GatewayError as error:
             return _error_response(error)
@@ -183,7 +196,9 @@ class GatewayServer:
             prefix=parsed.prefix,
             request_id=request_id,
             domain=domain,
-            headers={name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers},
+            headers=self._keys.for_engines(
+                {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
+            ),
             ends_s=ends_s,
         )
 
@@ -263,7 +278,9 @@ def _takes_work(worker: WorkerStatus, role: WorkerRole) -> bool:
 
 
 def _error_response(error: GatewayError) -> web.Response:
-    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s > 0 else None
+    headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s > 0 else {}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return web.Response(
         status=error.status, body=error.body(), content_type="application/json", headers=headers
     )

@@ -11,6 +11,7 @@ from eldr.gateway.bookings import PrefillBooking, Releases
 from eldr.gateway.counters import Event
 from eldr.gateway.errors import LegError, WorkerRefusalError
 from eldr.gateway.legs import PrefillReply
+from eldr.rpc.calling import Caller
 from eldr.signature.expert_signature import ExpertSignature
 
 UNSEEN_DELAY_S = 2.0
@@ -23,7 +24,8 @@ MAX_CHANNELS = 64
 class WorkerClients:
     """Channels to workers, the least recently used closed first. `close` closes all."""
 
-    def __init__(self) -> None:
+    def __init__(self, caller: Caller | None = None) -> None:
+        self._caller = caller
         self._clients: OrderedDict[str, WorkerClient] = OrderedDict()
 
     async def release_transfer(self, grpc_address: str, transfer_id: str, incarnation: str) -> bool:
@@ -35,7 +37,7 @@ class WorkerClients:
         return await (await self._client(grpc_address)).get_decode_counts(reservation_id)
 
     async def _client(self, grpc_address: str) -> WorkerClient:
-        client = self._clients.setdefault(grpc_address, WorkerClient(grpc_address))
+        client = self._clients.setdefault(grpc_address, WorkerClient(grpc_address, caller=self._caller))
         self._clients.move_to_end(grpc_address)
         while len(self._clients) > MAX_CHANNELS:
             _, oldest = self._clients.popitem(last=False)

@@ -19,7 +19,7 @@ import grpc.aio
 
 from eldr.routing.state import DecoderState
 from eldr.rpc.codec import encode_signature, encode_state, encode_worker_info
-from eldr.rpc.settings import server_options
+from eldr.rpc.serving import Gate
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
 from eldr.signature.expert_signature import ExpertSignature
 from eldr.testing.signatures import FAKE_GEOMETRY
@@ -48,9 +48,13 @@ def fake_info(worker_id: str, role: WorkerRole, **changes: Any) -> WorkerInfo:
 
 
 class FakeWorker(ABC):
-    """Serves one worker's gRPC port. `calls` counts what was asked, `hang` names calls that never answer."""
+    """Serves one worker's gRPC port. `calls` counts what was asked, `hang` names calls that never answer.
 
-    def __init__(self, worker_id: str, role: WorkerRole, **info: Any) -> None:
+    `gate` says whom it lets in.
+    """
+
+    def __init__(self, worker_id: str, role: WorkerRole, gate: Gate | None = None, **info: Any) -> None:
+        self.gate = gate or Gate()
         self.info = fake_info(worker_id, role, **info)
         self.calls: dict[str, int] = {}
         self.hang: set[str] = set()
@@ -74,9 +78,9 @@ class FakeWorker(ABC):
 
     async def start(self) -> None:
         """Listens, on the same port as before where there was one."""
-        self._server = grpc.aio.server(options=server_options())
+        self._server = self.gate.server()
         self._add_to(self._server)
-        self._port = self._server.add_insecure_port(self.address)
+        self._port = self.gate.bind(self._server, self.address)
         self.info = dataclasses.replace(self.info, grpc_address=self.address)
         await self._server.start()
 
