@@ -12,6 +12,8 @@ from eldr.simulator.step_time import StepTime
 from eldr.simulator.world import Prompt
 
 WINDOW_STEPS = 16
+AHEAD_STEPS = 16
+"""Of an unchanged batch, whose exact unions are made at once."""
 _LEAST_LEFT = 1e-6
 
 Masks = npt.NDArray[np.uint64]
@@ -81,7 +83,8 @@ class SimDecoder:
         self._begun_s = 0.0
         self._step_s = 0.0
         self._union = 0.0
-        self._taken = 0
+        self._ahead = np.zeros((0, *self.shape), np.bool_)
+        self._ahead_from = 0
         self._sequence = 0
         self._last_batch = 0
         self._last_union = 0.0
@@ -194,6 +197,7 @@ class SimDecoder:
             request.joined_s = now_s
             request.joined_step, request.order = self.totals.steps, self._joined
             self._joined += 1
+            self._forget_ahead()
             self._joined_steps += request.joined_step
             self._prompt_tokens += request.prompt.signature.tokens
             self.running[request.request_id] = request
@@ -211,6 +215,7 @@ class SimDecoder:
         self._plan()
 
     def _leave(self, request: Running) -> None:
+        self._forget_ahead()
         self._joined_steps -= request.joined_step
         self._prompt_tokens -= request.prompt.signature.tokens
         if request.log_kept is not None:
@@ -234,15 +239,27 @@ class SimDecoder:
         self._step_s = self.step_time.seconds(len(self.running), self._union)
 
     def _touched(self) -> npt.NDArray[np.bool_]:
-        picked = [
-            request.masks[(self.totals.steps - request.joined_step) % len(request.masks)]
-            for request in self.running.values()
-            if request.masks is not None
-        ]
-        union = np.bitwise_or.reduce(picked)
-        bits = np.unpackbits(union.view(np.uint8), axis=-1, count=self.shape[1], bitorder="little")
-        touched: npt.NDArray[np.bool_] = bits.view(np.bool_)
+        place = self.totals.steps - self._ahead_from
+        if not 0 <= place < len(self._ahead):
+            self._ahead_from, place = self.totals.steps, 0
+            self._ahead = self._next_unions()
+        touched: npt.NDArray[np.bool_] = self._ahead[place]
         return touched
+
+    def _next_unions(self) -> npt.NDArray[np.bool_]:
+        """Of the next steps if the batch stays, bool [steps, layers, experts]."""
+        ahead = np.arange(self.totals.steps, self.totals.steps + AHEAD_STEPS)
+        union: Masks | None = None
+        for request in self.running.values():
+            if request.masks is not None:
+                picked = request.masks.take(ahead - request.joined_step, axis=0, mode="wrap")
+                union = picked if union is None else np.bitwise_or(union, picked, out=union)
+        assert union is not None
+        bits = np.unpackbits(union.view(np.uint8), axis=-1, count=self.shape[1], bitorder="little")
+        return bits.view(np.bool_)
+
+    def _forget_ahead(self) -> None:
+        self._ahead = self._ahead[:0]
 
 
 def bit_sets(routes: npt.NDArray[np.uint8], experts: int) -> Masks:
