@@ -21,13 +21,6 @@ from eldr.cli.security_options import (
     token_table,
 )
 from eldr.observability.listener import MetricsListener
-from eldr.cli.security_options import (
-    listener_tls,
-    role_files_option,
-    shown_token,
-    tls_options,
-    token_table,
-)
 from eldr.router.fleet import HealthLimits
 from eldr.router.metrics import ROUTER, samples
 from eldr.router.server import ListenError, RouterServer

@@ -97,7 +97,9 @@ class EngineClient:
         """A kept connection that the worker has just closed says nothing about the worker: one more try."""
         use = SimpleNamespace(reused=False, queued=False)
         try:
-            return await _post(self._pool, worker, path, body, headers, connect_timeout_s, use, self._checks())
+            return await _post(
+                self._pool, worker, path, body, headers, connect_timeout_s, use, self._checks()
+            )
         except LegError as error:
             self._counts[Event.WORKER_FULL] += use.queued
             if not (use.reused and error.reached and error.retryable):
