@@ -7,6 +7,9 @@ body without its prompt, and the prompt as JSON text, which both legs carry with
 import asyncio
 import json
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -73,7 +76,7 @@ class BodyParser:
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context)
+            self._pool = ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=live_with_parent)
         return self._pool
 
     def close(self) -> None:
@@ -81,6 +84,20 @@ class BodyParser:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
+
+
+def live_with_parent() -> None:
+    """For the other process: signals are the parent's to handle, and where it is killed this one ends too."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def parsed(endpoint: Endpoint, raw: bytes) -> Parsed:

@@ -128,12 +128,21 @@ class GatewayServer:
     async def _errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             self._keys.require(request)
-            return await handler(request)
+            response = await handler(request)
         except GatewayError as error:
-            return _error_response(error)
+            response = _error_response(error)
         except web.HTTPClientError as error:
             message = f"{request.method} {request.path}: {error.reason}"
-            return _error_response(GatewayError(error.status, message))
+            response = _error_response(GatewayError(error.status, message))
+        if not response.prepared:
+            self._close_if_crowded(response)
+        return response
+
+    def _close_if_crowded(self, response: web.StreamResponse) -> None:
+        """Idle connections of clients must not take the file descriptors of those that have work (case 7.5)."""
+        server = self._runner.server if self._runner else None
+        if server is not None and len(server.connections) > self._settings.max_requests:
+            response.force_close()
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         """A generation request, counted as running until its last byte is written."""
@@ -219,6 +228,7 @@ class GatewayServer:
         assert not isinstance(answer.body, bytes)
         headers |= {"Content-Type": f"{answer.content_type}; charset=utf-8", "Cache-Control": "no-cache"}
         response = web.StreamResponse(status=answer.status, headers=headers)
+        self._close_if_crowded(response)
         await response.prepare(request)
         try:
             async for block in answer.body:

@@ -6,7 +6,9 @@ import json
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -51,7 +53,8 @@ def test_an_address_in_use_is_named():
 class Gateway:
     """A running `eldr gateway` in front of one prefill and one decode worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: int | None = None) -> None:
+        self.files = files
         transfers = FakeTransfers()
         self.prefill = FakeEngine("p0", transfers)
         self.decode = FakeEngine("d0", transfers)
@@ -68,6 +71,7 @@ class Gateway:
         router_port = await router.start("127.0.0.1:0")
         stack.push_async_callback(router.stop, 0.0, 0.0)
         self.process = await asyncio.create_subprocess_exec(
+            *(("prlimit", f"--nofile={self.files}") if self.files else ()),
             sys.executable,
             *("-m", "eldr.cli.main", "gateway", "--listen", "127.0.0.1:0", "--grace", "5"),
             *("--router", f"127.0.0.1:{router_port}"),
@@ -76,6 +80,8 @@ class Gateway:
         )
         stack.push_async_callback(self.end)
         self.url = f"http://{await self.listening()}"
+        reader = asyncio.create_task(self.process.stdout.read())
+        stack.callback(reader.cancel)
         self.http = await stack.enter_async_context(aiohttp.ClientSession())
 
     async def listening(self) -> str:
@@ -93,6 +99,9 @@ class Gateway:
                     if response.status == 200:
                         return
                 await asyncio.sleep(0.05)
+
+    def open_files(self) -> int:
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     async def end(self) -> None:
         if self.process.returncode is None:
@@ -132,3 +141,28 @@ async def test_a_second_signal_cuts_the_stream_with_an_error_event(gateway):
         events = (await response.read()).decode().strip().split("\n\n")
     assert "shutting down" in json.loads(events[-1].removeprefix("data: "))["error"]["message"]
     assert await gateway.process.wait() == 0
+
+
+async def test_more_streams_than_file_descriptors_end_well_or_in_a_named_refusal():
+    """Case 7.5: 256 descriptors, 500 streams at once; afterwards as many are open as before."""
+    async with contextlib.AsyncExitStack() as stack:
+        gateway = Gateway(files=256)
+        await gateway.start(stack)
+        await gateway.ready()
+        before = gateway.open_files()
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+
+        async def stream() -> int:
+            async with http.post(gateway.url + "/v1/completions", json=BODY) as response:
+                text = (await response.read()).decode()
+                assert response.status != 200 or text.strip().endswith("data: [DONE]"), text
+                return response.status
+
+        statuses = Counter(await asyncio.gather(*(stream() for _ in range(500))))
+        assert set(statuses) <= {200, 429, 503}
+        assert statuses[200] > 100
+        await http.close()
+        async with asyncio.timeout(20):
+            while gateway.open_files() > before + 4:  # noqa: ASYNC110 - another process has no event
+                await asyncio.sleep(0.2)
+        assert gateway.process.returncode is None

@@ -4,7 +4,9 @@ import asyncio
 import errno
 import json
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -16,6 +18,7 @@ from eldr.gateway.breaker import Fault as Blame
 from eldr.gateway.counters import Counts, Event
 from eldr.gateway.engine_client import transport_error
 from eldr.gateway.errors import GatewayError
+from eldr.gateway.file_limit import raise_file_limit, requests_within
 from eldr.gateway.legs import Endpoint, parse_body, prompt_prefix
 from eldr.testing.faults import Fault, FaultKind
 
@@ -181,3 +184,43 @@ def test_no_file_descriptor_left_is_no_workers_fault():
     error = transport_error("d0", aiohttp.ClientOSError(errno.EMFILE, "Too many open files"))
     assert error.fault is Blame.NONE
     assert error.as_gateway_error().status == 503
+
+
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_the_parser_ends_with_a_gateway_that_is_killed():
+    script = (
+        "import asyncio, os\n"
+        "from eldr.gateway.big_bodies import BodyParser\n"
+        "from eldr.gateway.counters import Counts\n"
+        "from eldr.gateway.legs import Endpoint\n"
+        "async def main():\n"
+        "    parser = BodyParser(Counts(), big_body_bytes=1)\n"
+        '    await parser.parse(Endpoint.COMPLETIONS, b\'{"prompt": "a"}\')\n'
+        "    print(*parser._pool._processes, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "if __name__ == '__main__':\n"
+        "    asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    async with asyncio.timeout(20):
+        while is_running(int(out)):  # noqa: ASYNC110 - another process has no event
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(("files", "requests"), [(256, 64), (1024, 320), (10, 1), (-1, 1 << 30)])
+def test_requests_fit_into_the_files_that_may_be_open(files, requests):
+    """Case 7.5."""
+    assert requests_within(files) == requests
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes():
+    written = []
+    assert raise_file_limit(lambda _: (1024, 4096), lambda _, limits: written.append(limits)) == 4096
+    assert written == [(4096, 4096)]
