@@ -1,6 +1,6 @@
 """The simulator against the published results: the static band's changes of TPOT against the best load balancer.
 
-    python -m integration.bench published [--setup NAME] [--seeds N] [--quick] [--fit] [--json FILE]
+    python -m integration.bench published [--setup NAME] [--seeds N] [--duration S] [--quick] [--fit] [--json FILE]
 
 Runs the scenarios of `integration/scenarios/published` (8P16D, 512 output tokens, 20 to 100 requests per second) under
 random, round-robin, jsq, p2c and the static locality band. The step-time models are fitted to round-robin's published
@@ -164,8 +164,10 @@ def _simulated(setups: Sequence[str], seeds: range, arguments: argparse.Namespac
         for setup in setups:
             for rate in RATES:
                 scenario = dataclasses.replace(load_scenario(SCENARIOS / f"{setup}.yaml"), rate=rate)
-                if arguments.quick:
-                    scenario = dataclasses.replace(scenario, duration_s=40.0, warmup_s=15.0)
+                duration_s = 40.0 if arguments.quick else arguments.duration
+                if duration_s:
+                    warmup_s = min(scenario.warmup_s, duration_s / 3)
+                    scenario = dataclasses.replace(scenario, duration_s=duration_s, warmup_s=warmup_s)
                 jobs = len(os.sched_getaffinity(0))
                 rows.append(
                     rate_row(setup, rate, run_all(scenario, SCENARIOS, scenario.policies, seeds, jobs))
@@ -181,6 +183,7 @@ def main() -> None:
     )
     parser.add_argument("--setup", choices=sorted(PUBLISHED), help="only this one")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each policy (3)")
+    parser.add_argument("--duration", type=float, help="seconds of arrivals, a third of them warm-up")
     parser.add_argument("--quick", action="store_true", help="40 s of arrivals, one seed")
     parser.add_argument("--fit", action="store_true", help="fit the step-time models, print them and end")
     parser.add_argument("--json", type=Path, help="write all rows here")
