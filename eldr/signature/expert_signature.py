@@ -44,15 +44,17 @@ class ExpertSignature:
             raise SignatureError(f"counts must fit 32 bits, got {raw.max()}")
         if not 0 <= self.covered_tokens <= self.tokens:
             raise SignatureError(f"covered_tokens must be 0 to {self.tokens}, got {self.covered_tokens}")
-        sums = raw.sum(axis=1, dtype=np.int64)
+        counts = np.array(raw, dtype=np.uint32, order="C")
+        # Narrow sums are quicker; a row of narrow counts cannot overflow them.
+        narrow = raw.dtype.itemsize <= _BYTES // 2 and raw.shape[1] <= 1 << 16
+        sums = counts.sum(axis=1, dtype=np.uint32 if narrow else np.int64)
         wrong = sums != self.covered_tokens * self.top_k
-        if wrong.any():
+        if np.count_nonzero(wrong):
             wrong = np.flatnonzero(wrong)
             raise SignatureError(
                 f"layer {wrong[0]} sums to {sums[wrong[0]]}, expected covered_tokens * top_k = "
                 f"{self.covered_tokens} * {self.top_k} = {self.covered_tokens * self.top_k}"
             )
-        counts = np.array(raw, dtype=np.uint32, order="C")
         counts.setflags(write=False)
         object.__setattr__(self, "counts", counts)
 
@@ -77,7 +79,8 @@ class ExpertSignature:
             np.float32
         )
         out *= np.float32(1.0 / max(1, self.covered_tokens))
-        return np.minimum(out, np.float32(1.0), out=out)
+        # Only picks that name an expert twice can exceed the tokens.
+        return np.minimum(out, np.float32(1.0), out=out) if self.counts.max() > self.covered_tokens else out
 
     def require_geometry(self, geometry: ModelGeometry) -> None:
         """Raises SignatureError where the signature is not of this model, naming both values."""
