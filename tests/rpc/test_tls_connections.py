@@ -10,11 +10,11 @@ import aiohttp
 import grpc
 import pytest
 from aiohttp import web
-from certificates import Authority, authority
 
 from eldr.rpc.calling import Caller, Line, tls_hint
 from eldr.rpc.security import Tls, TlsFiles
 from eldr.rpc.settings import server_options
+from eldr.testing.certificates import Authority, authority
 
 
 @pytest.fixture

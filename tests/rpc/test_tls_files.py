@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from certificates import authority, write
 from structlog.testing import capture_logs
 
 from eldr.rpc.security import Tls, TlsError, TlsFiles, is_loopback, tls_from, warn_where_open
+from eldr.testing.certificates import authority, write
 
 
 def test_files_that_fit_are_loaded(tmp_path: Path) -> None:
