@@ -16,6 +16,7 @@ NEEDS_VLLM = ("engine", "cluster")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much of what has a long form is run."""
     parser.addoption("--soak", action="store_true", help="soak tests send 10,000 requests instead of 1,000")
+    parser.addoption("--chaos", action="store_true", help="chaos tests run every process, fault and stage")
 
 
 @pytest.fixture(scope="session")
