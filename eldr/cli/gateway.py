@@ -53,6 +53,7 @@ SETTINGS = {
     "tenant_waiting": "Of one tenant that wait, at most.",
     "queue_timeout_s": "Longest wait for a turn.",
     "tenant_header": "Header that names the tenant, set by a trusted proxy; else the bearer token does.",
+    "ordinary_fallback": "Let one decode worker serve alone what two legs cannot, instead of a 400.",
     "first_token_from_prefill": "Send the token that prefill samples before a decoder is chosen.",
     "learn_share": "Share of the requests from whose decode counts the router learns.",
 }
@@ -170,6 +171,7 @@ def command(
 
     \b
     POST /v1/completions, /v1/chat/completions    streaming or not
+    POST /tokenize, /detokenize                   passed on to a worker
     GET  /v1/models, /health, /version
 
     What is refused and why, the headers and the time limits: docs/gateway.md.

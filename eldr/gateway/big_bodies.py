@@ -19,8 +19,8 @@ from typing import Any
 import structlog
 
 from eldr.gateway.counters import Counts, Event
-from eldr.gateway.errors import GatewayError
-from eldr.gateway.legs import Endpoint, parse_body, prompt_prefix
+from eldr.gateway.errors import GatewayError, refused
+from eldr.gateway.legs import Endpoint, prompt_prefix, read_body, split_obstacle
 
 log = structlog.get_logger()
 
@@ -32,10 +32,14 @@ _PROMPTS = ("prompt", "messages")
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A checked body. `body` lacks the fields in `raw`, whose values are JSON text."""
+    """A checked body. `body` lacks the fields in `raw`, whose values are JSON text.
+
+    `ordinary` is the field for which two legs cannot serve it, empty where they can.
+    """
 
     body: dict[str, Any]
     prefix: bytes
+    ordinary: str = ""
     raw: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -51,19 +55,20 @@ def encoded(body: Mapping[str, Any], raw: Mapping[str, bytes]) -> bytes:
 class BodyParser:
     """Parses bodies; the process for large ones starts with the first of them. `close` ends it."""
 
-    def __init__(self, counts: Counts, big_body_bytes: int = BIG_BODY_BYTES) -> None:
+    def __init__(self, counts: Counts, ordinary: bool = False, big_body_bytes: int = BIG_BODY_BYTES) -> None:
         self._counts = counts
+        self._ordinary = ordinary
         self._big_body_bytes = big_body_bytes
         self._pool: ProcessPoolExecutor | None = None
 
     async def parse(self, endpoint: Endpoint, raw: bytes) -> Parsed:
-        """Raises GatewayError 400 on what two legs cannot serve."""
+        """Raises GatewayError 400, on what two legs cannot serve too unless `ordinary` is set."""
         if len(raw) < self._big_body_bytes:
-            return parsed(endpoint, raw)
+            return parsed(endpoint, raw, self._ordinary)
         self._counts[Event.BODY_BIG] += 1
         loop = asyncio.get_running_loop()
         try:
-            answer = await loop.run_in_executor(self._started(), taken_apart, endpoint, raw)
+            answer = await loop.run_in_executor(self._started(), taken_apart, endpoint, raw, self._ordinary)
         except BrokenProcessPool as error:
             log.warning("body_parser_died", error=str(error))
             self.close()
@@ -100,17 +105,20 @@ def live_with_parent() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def parsed(endpoint: Endpoint, raw: bytes) -> Parsed:
+def parsed(endpoint: Endpoint, raw: bytes, ordinary: bool) -> Parsed:
     """A body as it is. Raises GatewayError 400."""
-    body = parse_body(endpoint, raw)
-    return Parsed(body, prompt_prefix(endpoint, body))
+    body = read_body(raw)
+    obstacle = split_obstacle(endpoint, body)
+    if obstacle is not None and not ordinary:
+        raise refused(*obstacle)
+    return Parsed(body, prompt_prefix(endpoint, body), obstacle[0] if obstacle else "")
 
 
-def taken_apart(endpoint: Endpoint, raw: bytes) -> "Parsed | tuple[int, str, str | None]":
+def taken_apart(endpoint: Endpoint, raw: bytes, ordinary: bool) -> "Parsed | tuple[int, str, str | None]":
     """For the other process: a body without its prompt, or what GatewayError it is refused with."""
     try:
-        whole = parsed(endpoint, raw)
+        whole = parsed(endpoint, raw, ordinary)
     except GatewayError as error:
         return error.status, error.message, error.param
     big = {name: json.dumps(whole.body.pop(name)).encode() for name in _PROMPTS if name in whole.body}
-    return Parsed(whole.body, whole.prefix, big)
+    return Parsed(whole.body, whole.prefix, whole.ordinary, big)

@@ -23,7 +23,7 @@ from eldr.client import (
 )
 from eldr.gateway.counters import Counts, Event
 from eldr.gateway.errors import LegError, WorkerRefusalError
-from eldr.gateway.legs import ClientRequest, PrefillReply, ReplyError
+from eldr.gateway.legs import ClientRequest, ReplyError
 from eldr.signature.expert_signature import ExpertSignature
 
 log = structlog.get_logger()
@@ -217,27 +217,28 @@ class DecodeBooking(_Booking):
     async def reserve(
         self,
         request: ClientRequest,
-        prefill: PrefillBooking,
-        reply: PrefillReply,
+        prefill: PrefillBooking | None,
+        prompt_tokens: int,
         signature: str | None,
         exclude: list[str],
         timeout_s: float | None = None,
     ) -> DecodeReservation:
-        """Raises RouterError, and CodecError on a signature that is none. Ends the prefill booking."""
+        """Raises RouterError, and CodecError on a signature that is none. Ends the prefill booking, if any."""
         reservation = await self._reserve(
             self._releases.router.reserve_decode(
                 model=request.model,
                 signature=signature,
-                prompt_tokens=reply.prompt_tokens,
+                prompt_tokens=prompt_tokens,
                 max_tokens=request.max_tokens,
                 domain=request.domain,
                 exclude=exclude,
                 reservation_id=self.id,
-                prefill_reservation_id=prefill.id,
+                prefill_reservation_id=prefill.id if prefill else "",
                 timeout_s=timeout_s,
             )
         )
-        prefill.ended()
+        if prefill is not None:
+            prefill.ended()
         return reservation
 
     async def _release(self, reserving: asyncio.Task[Any]) -> None:

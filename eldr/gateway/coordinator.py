@@ -2,9 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from functools import partial
+from typing import Any
 
 import aiohttp
 import structlog
@@ -38,8 +39,8 @@ from eldr.gateway.first_token import (
     FirstToken,
     first_events,
     later_event,
+    may_begin,
     merged_answer,
-    obstacle,
     read_first_token,
     sampling_prefill_body,
     whole_answer,
@@ -48,14 +49,16 @@ from eldr.gateway.guard import Guard
 from eldr.gateway.legs import (
     ClientRequest,
     decode_body,
+    ordinary_body,
     prefill_body,
     read_prefill_reply,
     read_reply,
     usage_of,
 )
+from eldr.gateway.passing import PassOn
 from eldr.gateway.sampling import CountSampler, FinishedRequest, NoSampling
 from eldr.gateway.settings import GatewaySettings
-from eldr.gateway.stream import EventRelay
+from eldr.gateway.stream import EventRelay, once
 from eldr.gateway.transfers import Handoff, Transfer
 from eldr.gateway.watch import Watch
 
@@ -81,8 +84,9 @@ class Coordinator:
         self._clock = clock
         self._sampler = NoSampling() if sampler is None else sampler
         self._decoded = decoded
-        self._guard = Guard(Breakers(settings.breaker_failures, settings.breaker_open_s, clock), self._counts)
+        self.guard = Guard(Breakers(settings.breaker_failures, settings.breaker_open_s, clock), self._counts)
         self.watch = Watch(engines.alive, settings.probe_after_s, self._counts, clock)
+        self.pass_on = PassOn(engines, releases.router, settings, self.guard, self.watch)
 
     def now_s(self) -> float:
         """The clock by which a request's `ends_s` is meant."""
@@ -92,7 +96,7 @@ class Coordinator:
     async def answer(self, request: ClientRequest) -> AsyncIterator[Answer]:
         """The answer to a request; leaving the context gives everything back. Raises GatewayError."""
         with ExitStack() as held:
-            takes_first = self._takes_first(request)
+            takes_first = self._settings.first_token_from_prefill and may_begin(request, self._counts)
             teaches = self._decoded is not None and self._decoded.wanted()
             course = Course(request, held, self._sampler.wanted(), teaches, takes_first=takes_first)
             try:
@@ -133,6 +137,8 @@ class Coordinator:
                 course.handoff.transfer.release()
                 course.handoff = None
             try:
+                if course.request.ordinary:
+                    return await self._ordinary(course)
                 if course.handoff is None:
                     course.handoff = await self._prefill(course)
                 if course.takes_first:
@@ -161,15 +167,6 @@ class Coordinator:
                     course.handoff.transfer.release()
                     course.handoff = None
 
-    def _takes_first(self, request: ClientRequest) -> bool:
-        """Whether the first token shall come from prefill; why not is counted."""
-        if not self._settings.first_token_from_prefill:
-            return False
-        reason = obstacle(request)
-        if reason is not None:
-            self._counts[reason] += 1
-        return reason is None
-
     def _begin(self, course: Course, handoff: Handoff) -> Answer | None:
         """Makes the prefill leg's token the first of the answer where it can be.
 
@@ -190,7 +187,7 @@ class Coordinator:
             handoff.transfer.release()
             self._sample(course, handoff, handoff.booking.id, decode_grpc="")
             if streams:
-                return Answer(200, EVENT_STREAM, headers, _once(first_events(first)))
+                return Answer(200, EVENT_STREAM, headers, once(first_events(first)))
             return Answer(200, "application/json", headers, whole_answer(first))
         course.first, course.request = first, first.continuation
         return Answer(200, EVENT_STREAM, headers, self._continued(course, first)) if streams else None
@@ -224,7 +221,7 @@ class Coordinator:
             await booking.reserve(
                 request.model,
                 request.prefix,
-                self._guard.excluded(course.failed),
+                self.guard.excluded(course.failed),
                 course.left_s(self._clock()),
             )
         ).worker
@@ -236,7 +233,7 @@ class Coordinator:
         with (
             booking.ends_with_the_leg(worker.worker_id),
             transfer.ends_unless_reached(),
-            self._guard.leg(course.held, worker, WorkerRole.PREFILL) as ticket,
+            self.guard.leg(course.held, worker, WorkerRole.PREFILL) as ticket,
         ):
             async with self.watch.limit(worker, self._settings.prefill_timeout_s, "the prefill leg"):
                 response = await self._engines.post(
@@ -258,39 +255,66 @@ class Coordinator:
 
     async def _decode(self, course: Course, handoff: Handoff) -> Answer:
         """Books a decoder for the hand-off and returns its answer, a stream once its first event is there."""
-        request = course.request
         booking = DecodeBooking(self._releases)
         course.held.callback(booking.release)
         reservation = await self._reserve_decode(course, handoff, booking)
-        worker = reservation.worker
+        decoder = reservation.worker
+        booking.on_completed = partial(self._sample, course, handoff, booking.id, decoder.grpc_address)
+        if course.teaches and self._decoded is not None and handoff.reply.signature is not None:
+            booking.read_decoded = partial(self._decoded.read, decoder.grpc_address, booking.id)
+        if self._remaining_s(handoff) <= 0:
+            booking.outcome = Outcome.ABANDONED
+            booking.release()
+            raise StaleHandoffError(
+                decoder.worker_id, "the hand-off grew too old before its decoder was chosen"
+            )
+        keeps = course.sampled or course.teaches
+        body = decode_body(course.request, handoff.reply, booking.id, keeps)
+        answer = await self._answer_of(course, reservation, booking, body, self._remaining_s(handoff))
+        handoff.transfer.ended()
+        return answer
+
+    async def _ordinary(self, course: Course) -> Answer:
+        """The whole request on one decode worker, which computes the prompt itself."""
+        self._counts[Event.ORDINARY] += course.attempt == 1
+        course.headers["x-eldr-ordinary"] = course.request.ordinary
+        booking = DecodeBooking(self._releases)
+        course.held.callback(booking.release)
+        left_s = course.left_s(self._clock())
+        excluded = self.guard.excluded(course.failed)
+        reservation = await booking.reserve(course.request, None, 0, None, excluded, left_s)
+        body = ordinary_body(course.request, booking.id)
+        return await self._answer_of(course, reservation, booking, body, left_s)
+
+    async def _answer_of(
+        self,
+        course: Course,
+        reservation: DecodeReservation,
+        booking: DecodeBooking,
+        body: Mapping[str, Any],
+        within_s: float,
+    ) -> Answer:
+        """Posts a leg to the booked decoder; it must be connected to within `within_s` seconds."""
+        request, worker = course.request, reservation.worker
         course.headers["x-eldr-decode"] = worker.worker_id
         course.headers["x-eldr-policy"] = reservation.decision.policy
-        booking.on_completed = partial(self._sample, course, handoff, booking.id, worker.grpc_address)
-        if course.teaches and self._decoded is not None and handoff.reply.signature is not None:
-            booking.read_decoded = partial(self._decoded.read, worker.grpc_address, booking.id)
-        keeps = course.sampled or course.teaches
         limit_s = self._settings.first_token_timeout_s if request.streams else self._settings.decode_timeout_s
         with (
             booking.ends_with_the_leg(worker.worker_id),
-            self._guard.leg(course.held, worker, WorkerRole.DECODE) as ticket,
+            self.guard.leg(course.held, worker, WorkerRole.DECODE) as ticket,
         ):
-            if self._remaining_s(handoff) <= 0:
-                raise StaleHandoffError(
-                    worker.worker_id, "the hand-off grew too old before its decoder was chosen"
-                )
             async with self.watch.limit(worker, limit_s, "the decode leg"):
                 response = await self._engines.post(
                     worker,
                     request.endpoint,
-                    encoded(decode_body(request, handoff.reply, booking.id, keeps), request.raw),
+                    encoded(body, request.raw),
                     course.leg_headers(booking.id),
-                    max(0.001, min(self._settings.connect_timeout_s, self._remaining_s(handoff))),
+                    max(0.001, min(self._settings.connect_timeout_s, within_s)),
                 )
                 course.held.callback(response.close)
-                body = await self._first_of(course, response, worker, booking, ticket)
+                answer = await self._first_of(course, response, worker, booking, ticket)
             ticket.succeeded()
-        handoff.transfer.ended()
-        return Answer(response.status, response.content_type, course.headers, body)
+        return Answer(response.status, response.content_type, course.headers, answer)
 
     async def _reserve_decode(
         self, course: Course, handoff: Handoff, booking: DecodeBooking
@@ -304,9 +328,9 @@ class Coordinator:
             return await booking.reserve(
                 course.request,
                 handoff.booking,
-                handoff.reply,
+                handoff.reply.prompt_tokens,
                 text,
-                self._guard.excluded(course.failed),
+                self.guard.excluded(course.failed),
                 min(self._remaining_s(handoff), course.left_s(self._clock())),
             )
 
@@ -358,7 +382,7 @@ class Coordinator:
             else:
                 failure = error.as_gateway_error()
                 booking.outcome = error.outcome
-                self._guard.failed(error.worker_id, ticket, error.fault)
+                self.guard.failed(error.worker_id, ticket, error.fault)
             yield b"data: " + error_body(failure.status, failure.message) + b"\n\n"
         else:
             booking.completed()
@@ -371,8 +395,3 @@ class Coordinator:
 
     def _remaining_s(self, handoff: Handoff) -> float:
         return self._settings.handoff_timeout_s - (self._clock() - handoff.taken_at_s)
-
-
-async def _once(block: bytes) -> AsyncIterator[bytes]:
-    """A stream that is complete already."""
-    yield block

@@ -12,6 +12,7 @@ class Event(StrEnum):
     BODY_BIG = "body_big"
     REQUEST_SHED = "request_shed"
     DEADLINE_PASSED = "deadline_passed"
+    ORDINARY = "ordinary"
     NO_SIGNATURE = "no_signature"
     BAD_SIGNATURE = "bad_signature"
     NO_TRANSFER = "no_transfer"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eldr.gateway.counters import Event
+from eldr.gateway.counters import Counts, Event
 from eldr.gateway.legs import (
     COMPLETIONS_DEFAULT_MAX_TOKENS,
     ClientRequest,
@@ -101,6 +101,16 @@ def obstacle(request: ClientRequest) -> Event | None:
     ):
         return Event.FIRST_TOKEN_PARAMETER
     return None
+
+
+def may_begin(request: ClientRequest, counts: Counts) -> bool:
+    """Whether the first token shall come from prefill; why not is counted."""
+    if request.ordinary:
+        return False
+    reason = obstacle(request)
+    if reason is not None:
+        counts[reason] += 1
+    return reason is None
 
 
 def _limits(request: ClientRequest) -> tuple[Any, Any]:

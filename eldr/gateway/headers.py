@@ -15,6 +15,11 @@ TIMEOUT_HEADER = "x-eldr-timeout"
 MAX_HEADER_CHARS = 256
 
 
+def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that go on to a worker."""
+    return {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
+
+
 def echoed_id(headers: Mapping[str, str]) -> str:
     """The client's own X-Request-Id where it can be echoed, else one of ours."""
     given = headers.get("X-Request-Id", "")

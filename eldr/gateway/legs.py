@@ -52,6 +52,10 @@ _OUTPUT_ONLY = (
 )
 
 
+_TEXT_PARTS = ("text", "refusal", "input_text", "output_text", "thinking", "reasoning")
+"""Types of message parts that vLLM renders as text."""
+
+
 class Endpoint(StrEnum):
     """The two generation routes."""
 
@@ -64,7 +68,8 @@ class ClientRequest:
     """A checked request. `headers` are those that go on to the workers; `request_id` is only echoed.
 
     `raw` are fields of the body that nobody here reads, as JSON text; `prefix` is the prompt's, see
-    `prompt_prefix`. `ends_s` is when the client's patience ends, by the coordinator's clock.
+    `prompt_prefix`. `ends_s` is when the client's patience ends, by the coordinator's clock. `ordinary` is the field
+    for which one worker serves the whole request, empty where two legs do.
     """
 
     endpoint: Endpoint
@@ -75,6 +80,7 @@ class ClientRequest:
     raw: Mapping[str, bytes] = field(default_factory=dict)
     prefix: bytes = b""
     ends_s: float = math.inf
+    ordinary: str = ""
 
     @property
     def model(self) -> str:
@@ -94,11 +100,21 @@ class ClientRequest:
             value = self.body.get("max_completion_tokens") or value
         elif value is None:
             value = COMPLETIONS_DEFAULT_MAX_TOKENS
-        return _count(value)
+        copies = self.body.get("n") if self.ordinary else 1
+        return _count(_count(value) * max(1, _count(copies)))
 
 
 def parse_body(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:
     """The JSON object of a request. Raises GatewayError 400 on what two legs cannot serve."""
+    body = read_body(raw)
+    obstacle = split_obstacle(endpoint, body)
+    if obstacle is not None:
+        raise refused(*obstacle)
+    return body
+
+
+def read_body(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a request. Raises GatewayError 400 on what nobody could serve."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -106,9 +122,8 @@ def parse_body(endpoint: Endpoint, raw: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise GatewayError(400, f"the body must be a JSON object, got {type(body).__name__}")
     _check_model(body)
-    _check_sampling(body)
-    if endpoint is Endpoint.COMPLETIONS:
-        _check_prompt(body)
+    if body.get("kv_transfer_params") is not None:
+        raise refused("kv_transfer_params", "kv_transfer_params is set by the gateway, leave it out")
     return body
 
 
@@ -122,43 +137,59 @@ def _check_model(body: Mapping[str, Any]) -> None:
         raise refused("model", "model holds characters that cannot be printed")
 
 
-def _check_sampling(body: Mapping[str, Any]) -> None:
-    """Refuses what would need several hand-offs, or prompt-side values that the decoder never computes."""
+def split_obstacle(endpoint: Endpoint, body: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Why two legs cannot serve a request, as the field and a sentence: it would need several hand-offs, or
+    prompt-side values that the decoder never computes. None where they can."""
     if body.get("n") not in (None, 1):
-        raise refused("n", f"n must be 1, got {body['n']!r}: a hand-off serves one sequence; send n requests")
+        return "n", f"n must be 1, got {body['n']!r}: a hand-off serves one sequence; send n requests"
     if body.get("use_beam_search"):
-        raise refused("use_beam_search", "use_beam_search is not supported: a hand-off serves one sequence")
+        return "use_beam_search", "use_beam_search is not supported: a hand-off serves one sequence"
     if body.get("prompt_logprobs") is not None:
-        raise refused(
+        return (
             "prompt_logprobs",
             "prompt_logprobs is not supported: the decoder takes over the prompt's KV and computes no "
             "logits for it",
         )
     if body.get("echo"):
-        raise refused(
+        return (
             "echo",
             "echo is not supported: the decoder takes over the prompt's KV and computes no logits for it",
         )
-    if body.get("kv_transfer_params") is not None:
-        raise refused("kv_transfer_params", "kv_transfer_params is set by the gateway, leave it out")
     if _is_negative(body.get("truncate_prompt_tokens")):
-        raise refused(
+        return (
             "truncate_prompt_tokens",
             f"truncate_prompt_tokens must name the tokens to keep, got {body['truncate_prompt_tokens']}: the "
             "length that the model leaves free differs between the prefill and the decode leg",
         )
+    return _message_obstacle(body) if endpoint is Endpoint.CHAT else _prompt_obstacle(body)
 
 
-def _check_prompt(body: Mapping[str, Any]) -> None:
+def _prompt_obstacle(body: Mapping[str, Any]) -> tuple[str, str] | None:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) > 1 and not all(isinstance(item, int) for item in prompt):
-        raise refused(
+        return (
             "prompt",
             f"several prompts in one request are not supported, got {len(prompt)}: a hand-off serves one "
             "prompt; send one request for each",
         )
     if body.get("prompt_embeds") is not None:
-        raise refused("prompt_embeds", "prompt_embeds is not supported: a hand-off needs token ids")
+        return "prompt_embeds", "prompt_embeds is not supported: a hand-off needs token ids"
+    return None
+
+
+def _message_obstacle(body: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Images, sound and video: their encoder's output is no part of a hand-off."""
+    messages = body.get("messages")
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type", "text") if isinstance(part, dict) else "text"
+            if kind not in _TEXT_PARTS:
+                return (
+                    "messages",
+                    f"messages[{index}].content holds a part of type {kind!r}: only text is supported",
+                )
+    return None
 
 
 def prompt_prefix(endpoint: Endpoint, body: Mapping[str, Any]) -> bytes:
@@ -282,6 +313,12 @@ def decode_body(
         params["prompt_token_ids"] = reply.prompt_token_ids
     body = {name: value for name, value in request.body.items() if name != "request_id"}
     return {**body, "kv_transfer_params": params}
+
+
+def ordinary_body(request: ClientRequest, reservation_id: str) -> dict[str, Any]:
+    """The client's own body for one worker that serves both prompt and output."""
+    body = {name: value for name, value in request.body.items() if name != "request_id"}
+    return {**body, "kv_transfer_params": {RESERVATION_KEY: reservation_id}}
 
 
 def read_reply(raw: bytes) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from eldr.gateway.coordinator import Coordinator
 from eldr.gateway.counters import Event
 from eldr.gateway.course import Answer
 from eldr.gateway.errors import GatewayError, error_body, from_router, unavailable
-from eldr.gateway.headers import FORWARDED_HEADERS, domain_of, echoed_id, tenant_of, timeout_of
+from eldr.gateway.headers import domain_of, echoed_id, forwarded, tenant_of, timeout_of
 from eldr.gateway.legs import ClientRequest, Endpoint
+from eldr.gateway.passing import PASSED_ROUTES
 from eldr.gateway.settings import GatewaySettings
 from eldr.rpc.security import Tls, warn_where_open
 
@@ -59,7 +60,7 @@ class GatewayServer:
             ),
             self._counts,
         )
-        self._bodies = BodyParser(self._counts)
+        self._bodies = BodyParser(self._counts, settings.ordinary_fallback)
         self._version_name = version
         self._created = int(time.time())
         self._requests: set[asyncio.Task[Any]] = set()
@@ -78,6 +79,8 @@ class GatewayServer:
         )
         for endpoint in Endpoint:
             app.router.add_post(endpoint, self._generate)
+        for route in PASSED_ROUTES:
+            app.router.add_post(route, self._generate)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
@@ -185,6 +188,9 @@ class GatewayServer:
         tenant = tenant_of(request.headers, self._settings.tenant_header)
         timeout_s = timeout_of(request.headers)
         ends_s = math.inf if timeout_s is None else self._coordinator.now_s() + timeout_s
+        if request.path in PASSED_ROUTES:
+            async with self._admission.turn(tenant, timeout_s):
+                return await self._pass_on(request, request_id, timeout_s)
         async with (
             self._admission.turn(tenant, timeout_s),
             self._coordinator.answer(await self._checked(request, request_id, ends_s)) as answer,
@@ -194,6 +200,22 @@ class GatewayServer:
                 headers["Content-Type"] = answer.content_type
                 return web.Response(status=answer.status, headers=headers, body=answer.body)
             return await self._stream(request, answer, headers)
+
+    async def _pass_on(
+        self, request: web.Request, request_id: str, timeout_s: float | None
+    ) -> web.StreamResponse:
+        raw = await self._read(request)
+        shown = self._keys.for_engines(forwarded(request.headers))
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._coordinator.pass_on.answer(request.path, raw, shown)
+        except RouterError as error:
+            raise from_router(error) from error
+        except TimeoutError as error:
+            raise GatewayError(504, "the request took longer than its deadline") from error
+        assert isinstance(answer.body, bytes)
+        headers = {"x-request-id": request_id, "Content-Type": answer.content_type}
+        return web.Response(status=answer.status, headers=headers, body=answer.body)
 
     async def _checked(self, request: web.Request, request_id: str, ends_s: float) -> ClientRequest:
         endpoint, domain = Endpoint(request.path), domain_of(request.headers)
@@ -205,10 +227,9 @@ class GatewayServer:
             prefix=parsed.prefix,
             request_id=request_id,
             domain=domain,
-            headers=self._keys.for_engines(
-                {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
-            ),
+            headers=self._keys.for_engines(forwarded(request.headers)),
             ends_s=ends_s,
+            ordinary=parsed.ordinary,
         )
 
     async def _read(self, request: web.Request) -> bytes:

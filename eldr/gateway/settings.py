@@ -45,6 +45,8 @@ class GatewaySettings:
     """Longest wait for a turn."""
     tenant_header: str = ""
     """Trusted header that names the tenant: set by a proxy, never by clients. Empty for none."""
+    ordinary_fallback: bool = False
+    """Whether one decode worker serves alone what two legs cannot, instead of a 400."""
     first_token_from_prefill: bool = False
     """Whether the token that prefill samples goes to the client before the decoder is chosen."""
     learn_share: float = 0.0

@@ -136,3 +136,8 @@ class EventRelay:
 
     def _failed(self, detail: str, retryable: bool = False) -> LegError:
         return LegError(self._worker_id, detail, outcome=Outcome.WORKER_ERROR, retryable=retryable)
+
+
+async def once(block: bytes) -> AsyncIterator[bytes]:
+    """A stream that is complete already."""
+    yield block

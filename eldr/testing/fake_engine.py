@@ -117,6 +117,7 @@ class FakeEngine:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post("/v1/chat/completions", self._generate)
+        app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(
@@ -147,6 +148,14 @@ class FakeEngine:
     async def _models(self, _request: web.Request) -> web.Response:
         card = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
         return web.json_response({"object": "list", "data": [card]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if not isinstance(body.get("prompt"), str):
+            return _error(400, "prompt must be a text")
+        words = body["prompt"].split()
+        tokens = [token_id(word) for word in words]
+        return web.json_response({"count": len(words), "tokens": tokens, "max_model_len": self.max_model_len})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -264,8 +273,8 @@ class FakeEngine:
             "object": "chat.completion" if made.chat else "text_completion",
             "created": self.created,
             "model": self.model,
-            "choices": [choice],
-            "usage": made.usage(len(made.tokens)),
+            "choices": [{**choice, "index": index} for index in range(made.copies)],
+            "usage": made.usage(len(made.tokens) * made.copies),
             "kv_transfer_params": None,
         }
         if made.chat and made.body.get("return_token_ids"):
@@ -323,7 +332,10 @@ class FakeEngine:
                 await self._fail_in_stream(response, made, fault)
                 return response
             last = index + 1 == len(made.tokens)
-            await _event(response, self._chunk(made, index, token, made.finish if last else None))
+            for copy in range(made.copies):
+                chunk = self._chunk(made, index, token, made.finish if last else None)
+                chunk["choices"][0]["index"] = copy
+                await _event(response, chunk)
             if index == 0:
                 await self._pause("token")
         if (made.body.get("stream_options") or {}).get("include_usage"):

@@ -27,6 +27,13 @@ class Generation:
         return self.path.endswith("/chat/completions")
 
     @property
+    def copies(self) -> int:
+        """Choices of the answer: `n` for each prompt, all alike."""
+        prompt = self.body.get("prompt")
+        prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+        return prompts * (self.body.get("n") or 1)
+
+    @property
     def prompt_tokens(self) -> int:
         return max(1, len(self.rendered.split())) + len(self.history)
 
