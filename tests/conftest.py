@@ -1,5 +1,6 @@
 """Settings of the whole suite. A selected test never passes by being skipped for want of its engine."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -7,7 +8,10 @@ import pytest
 from hypothesis import settings
 
 # Two busy cores make single examples slow; pytest-timeout bounds whole tests.
-settings.register_profile("eldr", deadline=None, max_examples=60, print_blob=True)
+# In CI the same examples each time, so that a red run means a change.
+settings.register_profile(
+    "eldr", deadline=None, max_examples=60, print_blob=True, derandomize="CI" in os.environ
+)
 settings.load_profile("eldr")
 
 NEEDS_VLLM = ("engine", "cluster")

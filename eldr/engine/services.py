@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -17,6 +18,7 @@ from eldr.engine.handoff import PrefillHandoff
 from eldr.engine.scheduler import DecodeScheduler
 from eldr.rpc.codec import encode_signature, encode_state, encode_worker_info
 from eldr.rpc.settings import UNARY_TIMEOUT_S
+from eldr.rpc.strict import Strict
 from eldr.rpc.worker_info import WorkerInfo
 from eldr.signature.expert_signature import ExpertSignature
 from eldr.v1 import (
@@ -74,7 +76,7 @@ class WorkerServer:
 
     async def _start(self, service: "PrefillServicer | DecodeServicer") -> None:
         server = self._gate.server()
-        service.add_to(server)
+        service.add_to(Strict(server))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         try:
             self._gate.bind(server, self._config.grpc_listen)
@@ -125,7 +127,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
         self._watchers: set[asyncio.Queue[tuple[str, ExpertSignature]]] = set()
         self._dropped: dict[asyncio.Queue[tuple[str, ExpertSignature]], int] = {}
 
-    def add_to(self, server: grpc.aio.Server) -> None:
+    def add_to(self, server: "grpc.aio.Server | Strict") -> None:
         """Registers the service."""
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
 
@@ -204,7 +206,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
         self._sequence = itertools.count(1)
         self._watchers: set[asyncio.Event] = set()
 
-    def add_to(self, server: grpc.aio.Server) -> None:
+    def add_to(self, server: "grpc.aio.Server | Strict") -> None:
         """Registers the service."""
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
 
@@ -226,6 +228,12 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
     async def WatchState(  # noqa: N802
         self, request: Any, context: Any
     ) -> AsyncIterator[decode_pb2.WatchStateResponse]:
+        # Also what is no number at all, which would disorder the timers of the event loop.
+        if not 0 <= request.period_s < math.inf:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"period_s must be finite and not negative, got {request.period_s:g}",
+            )
         period = request.period_s or self._config.state_period_s
         changed = asyncio.Event()
         self._watchers.add(changed)

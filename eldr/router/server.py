@@ -19,6 +19,7 @@ from eldr.router.service import FleetServicer, ProfileServicer, RouterServicer
 from eldr.router.settings import RouterSettings
 from eldr.rpc.calling import Caller
 from eldr.rpc.serving import Gate
+from eldr.rpc.strict import Strict
 from eldr.v1 import fleet_pb2, fleet_pb2_grpc, routing_pb2, routing_pb2_grpc
 
 log = structlog.get_logger()
@@ -66,10 +67,10 @@ class RouterServer:
                 routing_pb2_grpc.add_ProfileServiceServicer_to_server,
                 ProfileServicer(self.core, self.live_fit),
             ),
-            (health_pb2_grpc.add_HealthServicer_to_server, self._health),
         ]
         for add, servicer in services:
-            add(servicer, server)
+            add(servicer, Strict(server))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self.core.settings.reflection:
             reflection.enable_server_reflection([*_service_names(), reflection.SERVICE_NAME], server)
         try:
