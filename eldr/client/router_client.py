@@ -134,6 +134,7 @@ class RouterClient:
         reservation_id: str = "",
         prefill_reservation_id: str = "",
         timeout_s: float | None = None,
+        candidates: bool = False,
     ) -> DecodeReservation:
         """Picks and books a decode worker in one step.
 
@@ -147,6 +148,7 @@ class RouterClient:
             reservation_id=reservation_id or uuid.uuid4().hex,
             query=_query(model, signature, prompt_tokens, max_tokens, domain, exclude),
             prefill_reservation_id=prefill_reservation_id,
+            candidates=candidates,
         )
         answer = await self._call(RouterServiceStub, "ReserveDecode", request, timeout_s)
         return DecodeReservation(

@@ -78,7 +78,7 @@ class RouterCore:
             WorkerRole.PREFILL: Ledger(settings.prefill_ttl_s),
             WorkerRole.DECODE: Ledger(settings.reservation_ttl_s),
         }
-        self._views = DecoderViews(self._ledgers[WorkerRole.DECODE].bookings)
+        self._views = DecoderViews(self.fleet, self._ledgers[WorkerRole.DECODE].bookings)
         self._drains = Drains()
 
     # Decisions.
@@ -200,10 +200,7 @@ class RouterCore:
 
     def views(self, model: str = "") -> tuple[DecoderView, ...]:
         """The decoders of a model as policies see them; views are kept until something in them changes."""
-        now_s = self._clock()
-        fleet, views = self.fleet, self._views
-        members = fleet.members(WorkerRole.DECODE, self.models.find(model).name)
-        return tuple(views.view(member, fleet.ineligible(member, now_s)) for member in members)
+        return self._views.of(self.models.find(model).name, self._clock())
 
     def prepare(self, model: str = "") -> None:
         """Does what the model's next decision would begin with; to be called once a call has been answered."""
@@ -268,6 +265,7 @@ class RouterCore:
         stays until somebody removes it.
         """
         self.fleet.drain(worker_id)
+        self._views.changed(worker_id)
         if limit_s is not None:
             self._drains.begin(worker_id, limit_s, self._clock())
         self.tick()

@@ -232,6 +232,12 @@ class Fleet:
         silent = (WorkerHealth.STARTING, WorkerHealth.SUSPECT, WorkerHealth.DEAD)
         return member is not None and member.info == info and self.health(member, now_s) not in silent
 
+    def eligible_until_s(self, member: Member) -> float:
+        """When a member that takes work now will take none for want of a sign of life."""
+        if member.seen_s is None:
+            return member.registered_s + self._limits.dead_s
+        return member.seen_s + self._limits.stale_s
+
     def ineligible(self, member: Member, now_s: float) -> str:
         """Why a worker gets no new work, empty where it does."""
         health = self.health(member, now_s)

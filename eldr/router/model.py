@@ -42,7 +42,7 @@ class ModelRouting:
         self._profile: Profile | None = None
         if profile is not None:
             self._take_profile(profile)
-        self._policy = make_policy(*policy, self._sources())
+        self._take_policy(*policy)
 
     def select(self, request: DecodeRequest, views: tuple[DecoderView, ...]) -> Decision:
         """Picks a decoder. Raises NoEligibleDecoderError."""
@@ -59,8 +59,8 @@ class ModelRouting:
 
     def prepare(self, views: tuple[DecoderView, ...]) -> None:
         """Does what the next decision would begin with."""
-        if isinstance(self._policy, Prepares) and self.geometry is not None:
-            self._policy.prepare(views, self.geometry.shape)
+        if self._prepares is not None and self.geometry is not None:
+            self._prepares.prepare(views, self.geometry.shape)
 
     def remember(self, signature: ExpertSignature, now_s: float) -> None:
         """Keeps the signature of a placed request where refits or drift measures read it."""
@@ -84,7 +84,7 @@ class ModelRouting:
 
     def set_policy(self, name: str, options: Mapping[str, float]) -> None:
         """Switches the policy for the next decision on. Raises PolicyError."""
-        self._policy = make_policy(name, options, self._sources())
+        self._take_policy(name, options)
         log.info("policy_set", model=self.name, policy=name, options=dict(self._policy.options))
 
     @property
@@ -95,10 +95,15 @@ class ModelRouting:
     def load_profile(self, profile: Profile) -> None:
         """Replaces the profile, also for the policy in force. Raises ProfileError."""
         self._take_profile(profile)
-        self._policy = make_policy(self._policy.name, self._policy.options, self._sources())
+        self._take_policy(*self.policy)
         log.info(
             "profile_loaded", model=self.name, fingerprint=profile.fingerprint, clusters=profile.clusters
         )
+
+    def _take_policy(self, name: str, options: Mapping[str, float]) -> None:
+        self._policy = policy = make_policy(name, options, self._sources())
+        # Asking for the protocol takes as long as a tenth of a decision.
+        self._prepares = policy if isinstance(policy, Prepares) else None
 
     def _take_profile(self, profile: Profile) -> None:
         if not profile.fingerprint:

@@ -72,7 +72,7 @@ class RouterServicer(routing_pb2_grpc.RouterServiceServicer):  # type: ignore[mi
         asyncio.get_running_loop().call_soon(self._core.prepare, booked.worker.served_model)
         return routing_pb2.ReserveDecodeResponse(
             reservation_id=booked.reservation_id,
-            decision=encode_decision(booked.decision, encode_worker_ref(booked.worker)),
+            decision=encode_decision(booked.decision, encode_worker_ref(booked.worker), request.candidates),
             expires_in_s=booked.expires_in_s,
         )
 

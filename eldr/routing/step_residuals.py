@@ -1,6 +1,7 @@
 """What the linear part of the step-time model leaves: break points in the batch size, and slower decoders."""
 
 import math
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,6 +84,8 @@ class DecoderSpeeds:
 
     def __init__(self) -> None:
         self._residuals: dict[str, _Residuals] = {}
+        self._means: list[float] = []
+        """Mean residuals of all decoders with data, ascending, so that the median costs no sort per report."""
         self._speeds: dict[str, float] = {}
 
     def speed(self, worker_id: str) -> float:
@@ -96,19 +99,24 @@ class DecoderSpeeds:
 
     def forget(self, worker_id: str) -> None:
         """Drops a decoder."""
-        self._residuals.pop(worker_id, None)
+        mine = self._residuals.pop(worker_id, None)
+        if mine is not None:
+            self._drop_mean(mine)
         self._speeds.pop(worker_id, None)
 
     def observe(self, worker_id: str, log_residual: float, weight: float) -> None:
         """`log_residual` is the log of the observed step time over that of the group's model."""
         mine = self._residuals.setdefault(worker_id, _Residuals())
+        self._drop_mean(mine)
         mine.weight = self.FORGETTING * mine.weight + weight
         mine.sum = self.FORGETTING * mine.sum + weight * log_residual
         mine.squares = self.FORGETTING * mine.squares + weight * log_residual**2
-        means = sorted(each.sum / each.weight for each in self._residuals.values() if each.weight > 0)
+        if not mine.weight > 0:
+            return
+        mean, means = mine.sum / mine.weight, self._means
+        insort(means, mean)
         if len(means) < 2:
             return
-        mean = mine.sum / mine.weight
         offset = mean - means[(len(means) - 1) // 2]
         variance = max(0.0, mine.squares / mine.weight - mean**2) + 0.02**2
         certain = 1.0 - 4.0 * variance * self.CORRELATED / (mine.weight * max(offset**2, 1e-12))
@@ -117,3 +125,7 @@ class DecoderSpeeds:
             self._speeds[worker_id] = math.exp(min(max(shrunk, -self.LARGEST_LOG), self.LARGEST_LOG))
         else:
             self._speeds.pop(worker_id, None)
+
+    def _drop_mean(self, residuals: _Residuals) -> None:
+        if residuals.weight > 0:
+            del self._means[bisect_left(self._means, residuals.sum / residuals.weight)]

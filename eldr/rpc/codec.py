@@ -289,8 +289,13 @@ def decode_state(message: decode_pb2.DecoderState) -> DecoderState:
         raise CodecError(f"state: {error}") from error
 
 
-def encode_decision(decision: Decision, worker: routing_pb2.WorkerRef | None) -> routing_pb2.Decision:
-    """Domain to message; `worker` carries the addresses of the picked worker."""
+def encode_decision(
+    decision: Decision, worker: routing_pb2.WorkerRef | None, candidates: bool = True
+) -> routing_pb2.Decision:
+    """Domain to message; `worker` carries the addresses of the picked worker.
+
+    Without `candidates` they are not even made: the reasons of a large fleet take longer than the decision.
+    """
     return routing_pb2.Decision(
         worker=worker,
         policy=decision.policy,
@@ -304,7 +309,7 @@ def encode_decision(decision: Decision, worker: routing_pb2.WorkerRef | None) ->
                 reason=candidate.reason,
                 in_flight=candidate.in_flight,
             )
-            for candidate in decision.candidates
+            for candidate in (decision.candidates if candidates else ())
         ],
     )
 

@@ -170,11 +170,9 @@ class Simulation:
             health=HealthLimits(stale_s=30.0, dead_s=60.0),
             seed=seed,
         )
-        core: Callable[..., RouterCore] = (
-            RouterCore
-            if topology.compensation is Compensation.FULL
-            else functools.partial(LessCompensated, topology.compensation)
-        )
+        core: Callable[..., RouterCore] = RouterCore
+        if topology.compensation is not Compensation.FULL:
+            core = functools.partial(LessCompensated, topology.compensation)
         self._oracle = OracleShares() if oracle else None
         self.core = core(
             settings, profile, clock=lambda: self._now_s, predictor=lambda: self._oracle or Predictor()

@@ -120,14 +120,16 @@ class Decision(_message.Message):
     def __init__(self, worker: _Optional[_Union[WorkerRef, _Mapping]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., fallback: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
 
 class ReserveDecodeRequest(_message.Message):
-    __slots__ = ("reservation_id", "query", "prefill_reservation_id")
+    __slots__ = ("reservation_id", "query", "prefill_reservation_id", "candidates")
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     PREFILL_RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     reservation_id: str
     query: DecodeQuery
     prefill_reservation_id: str
-    def __init__(self, reservation_id: _Optional[str] = ..., query: _Optional[_Union[DecodeQuery, _Mapping]] = ..., prefill_reservation_id: _Optional[str] = ...) -> None: ...
+    candidates: bool
+    def __init__(self, reservation_id: _Optional[str] = ..., query: _Optional[_Union[DecodeQuery, _Mapping]] = ..., prefill_reservation_id: _Optional[str] = ..., candidates: _Optional[bool] = ...) -> None: ...
 
 class ReserveDecodeResponse(_message.Message):
     __slots__ = ("reservation_id", "decision", "expires_in_s")

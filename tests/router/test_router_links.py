@@ -50,7 +50,7 @@ async def test_reports_reach_the_decision():
         d1.report(running=2, hit_frequency=np.full(FAKE_GEOMETRY.shape, 0.25, np.float32))
         await until(lambda: live(server, "d0", "d1") and by_id(server)["d0"].state.running == 5)
         await until(lambda: by_id(server)["d1"].state.running == 2)
-        booking = await client.reserve_decode(signature=fake_signature())
+        booking = await client.reserve_decode(signature=fake_signature(), candidates=True)
         assert booking.worker.worker_id == "d1"
         assert {c.worker_id: c.in_flight for c in booking.decision.candidates} == {"d0": 5, "d1": 2}
         d1.report(running=3, reservation_ids=frozenset({booking.reservation_id}))
