@@ -109,21 +109,33 @@ def little(rates: Sequence[float], tpots_ms: Sequence[float]) -> Floats:
 
 def mixed_unions(scenario: Scenario, batches: Floats) -> Floats:
     """Mean union of random batches of these sizes of the scenario's traffic, interpolated between a few sizes."""
+    _, left = _traffic(scenario)
+    rng = np.random.default_rng(0)
+    return np.interp(batches, _SIZES, [_mean_union(left, size, rng) for size in _SIZES])
+
+
+def same_domain_gap(scenario: Scenario, batch: int = 32) -> float:
+    """How many fewer experts a batch of one domain touches than a mixed one, in percent; domains by their traffic."""
+    domains, left = _traffic(scenario)
+    rng = np.random.default_rng(0)
+    alone = sum(
+        np.mean(domains == name) * _mean_union(left[domains == name], batch, rng) for name in set(domains)
+    )
+    return 100 * (1 - float(alone) / _mean_union(left, batch, rng))
+
+
+def _traffic(scenario: Scenario) -> tuple[npt.NDArray[np.str_], Floats]:
+    """Domains and log(1 - share) [requests, layers, experts] of some 800 requests."""
     world = SyntheticWorld(scenario.world.shape, scenario.domains, scenario.world.seed)
     few = dataclasses.replace(scenario, rate=80.0, duration_s=10.0, warmup_s=0.0, calibration_requests=20)
-    shares = np.stack([arrival.prompt.shares for arrival in requests_of(few, world, 0).arrivals])
-    left = np.log1p(-np.minimum(shares.astype(np.float64), 1 - 1e-6))
-    rng = np.random.default_rng(0)
-    unions = [
-        np.mean(
-            [
-                -np.expm1(left[rng.choice(len(left), size)].sum(axis=0)).sum() / left.shape[1]
-                for _ in range(_DRAWS)
-            ]
-        )
-        for size in _SIZES
-    ]
-    return np.interp(batches, _SIZES, unions)
+    prompts = [arrival.prompt for arrival in requests_of(few, world, 0).arrivals]
+    shares = np.stack([prompt.shares for prompt in prompts]).astype(np.float64)
+    return np.array([prompt.domain for prompt in prompts]), np.log1p(-np.minimum(shares, 1 - 1e-6))
+
+
+def _mean_union(left: Floats, size: int, rng: np.random.Generator) -> float:
+    draws = [-np.expm1(left[rng.choice(len(left), size)].sum(axis=0)).sum() for _ in range(_DRAWS)]
+    return float(np.mean(draws)) / left.shape[1]
 
 
 def fitted(

@@ -7,7 +7,7 @@ from eldr.simulator.measures import Figures
 from eldr.simulator.runs import Run
 from eldr.simulator.scenario import load_scenario
 from eldr.simulator.step_time import MODELS, StepTime
-from integration.bench._published import BREAKS, PUBLISHED, fitted, little
+from integration.bench._published import BREAKS, PUBLISHED, fitted, little, same_domain_gap
 from integration.bench.published import SCENARIOS, rate_row, refit, setup_row
 
 
@@ -40,6 +40,21 @@ def test_every_published_setup_has_its_scenario_and_step_time():
         scenario = load_scenario(SCENARIOS / f"{setup}.yaml")
         assert scenario.name == setup
         assert scenario.fleet.step_time == MODELS[setup.partition("-")[2]]
+
+
+@pytest.mark.parametrize(
+    ("path", "least", "most"),
+    [
+        (SCENARIOS / "task-qwen3-30b.yaml", 17, 21),
+        (SCENARIOS / "task-gpt-oss-120b.yaml", 17, 21),
+        (SCENARIOS / "language-qwen3-30b.yaml", 3, 10),
+        (SCENARIOS / "language-gpt-oss-120b.yaml", 3, 10),
+        (SCENARIOS.parent / "weak-locality.yaml", 3, 8),
+    ],
+    ids=lambda value: value.stem if hasattr(value, "stem") else None,
+)
+def test_domains_are_as_local_as_the_scenario_says(path, least, most):
+    assert least <= same_domain_gap(load_scenario(path)) <= most
 
 
 def run(policy: str, p50: float, p99: float) -> Run:
