@@ -41,6 +41,7 @@ PIPED_WIDTH = 140
     help="NAME or NAME:option=value,... instead of the scenario's. Repeatable.",
 )
 @click.option("--rate", type=float, help="Requests per second, instead of the scenario's.")
+@click.option("--rates", metavar="R,R,...", help="Several rates, one table each; not with --rate.")
 @click.option("--duration", type=float, help="Seconds of arrivals, instead of the scenario's.")
 @click.option(
     "--seeds", type=click.IntRange(1, 1_000), default=3, show_default=True, help="Runs of each policy."
@@ -52,7 +53,7 @@ PIPED_WIDTH = 140
 @click.option(
     "--plots",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Draw TPOT, its distribution and the load here.",
+    help="Draw TPOT, its distribution, experts and the load here; with --rates, TPOT and experts by rate.",
 )
 @click.pass_context
 def command(
@@ -61,6 +62,7 @@ def command(
     scenario_path: Path,
     policies: tuple[str, ...],
     rate: float | None,
+    rates: str | None,
     duration: float | None,
     seeds: int,
     jobs: int | None,
@@ -90,23 +92,46 @@ def command(
         )
         for policy in scenario.policies:
             parse_policy(policy)
-        runs = _run(scenario, scenario_path.parent, seeds, jobs or len(os.sched_getaffinity(0)), console)
+        scenarios = [dataclasses.replace(scenario, rate=each) for each in _rates(rates, rate, scenario)]
+        jobs = jobs or len(os.sched_getaffinity(0))
+        by_rate = {each.rate: _run(each, scenario_path.parent, seeds, jobs, console) for each in scenarios}
     except (ScenarioError, PolicyError, CountsError, EmptyRunError, OSError) as error:
         raise click.ClickException(str(error)) from error
     shown = Console()
-    (shown if shown.is_terminal else Console(width=PIPED_WIDTH)).print(table(scenario, runs))
+    shown = shown if shown.is_terminal else Console(width=PIPED_WIDTH)
+    for each in scenarios:
+        shown.print(table(each, by_rate[each.rate]))
     if json_path:
-        data = {
-            "scenario": scenario.name,
-            "rate": scenario.rate,
-            "runs": [dataclasses.asdict(run) for run in runs],
-        }
+        found = [
+            {"rate": each, "runs": [dataclasses.asdict(run) for run in runs]}
+            for each, runs in by_rate.items()
+        ]
+        data = {"scenario": scenario.name} | ({"rates": found} if rates else found[0])
         json_path.write_text(json.dumps(data, indent=1) + "\n")
     if plots:
-        from eldr.plots.simulation_figures import save_pictures
+        from eldr.plots.simulation_figures import save_pictures, save_rate_pictures
 
-        for path in save_pictures(runs, plots, f"{scenario.name}, {scenario.rate:g} requests/s"):
+        if rates:
+            paths = save_rate_pictures(by_rate, plots, scenario.name)
+        else:
+            title = f"{scenario.name}, {scenarios[0].rate:g} requests/s"
+            paths = save_pictures(by_rate[scenarios[0].rate], plots, title)
+        for path in paths:
             click.echo(f"wrote {path}")
+
+
+def _rates(rates: str | None, rate: float | None, scenario: Scenario) -> list[float]:
+    """Rates to run, ascending. Raises click.UsageError."""
+    if rates is None:
+        return [scenario.rate]
+    if rate is not None:
+        raise click.UsageError("--rate and --rates exclude each other")
+    if scenario.arrivals:
+        raise click.UsageError("--rates: the scenario replays arrivals, which have their own rate")
+    try:
+        return sorted({float(part) for part in rates.split(",")})
+    except ValueError as error:
+        raise click.UsageError(f"--rates must be numbers with commas between, got {rates!r}") from error
 
 
 def _run(scenario: Scenario, folder: Path, seeds: int, jobs: int, console: Console) -> list[Run]:

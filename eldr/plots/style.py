@@ -32,6 +32,14 @@ def figure(title: str, size_inches: tuple[float, float] = _SIZE_INCHES) -> "tupl
 
     Raises MissingMatplotlibError that names the extra.
     """
+    made, (axes,) = panels(title, 1, size_inches)
+    return made, axes
+
+
+def panels(
+    title: str, count: int, size_inches: tuple[float, float] = _SIZE_INCHES
+) -> "tuple[Figure, tuple[Axes, ...]]":
+    """A figure with `count` plain axes side by side, each on its own scale; otherwise as `figure`."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -39,12 +47,13 @@ def figure(title: str, size_inches: tuple[float, float] = _SIZE_INCHES) -> "tupl
         raise MissingMatplotlibError("pictures need matplotlib: pip install 'eldr[plots]'") from error
     made = Figure(figsize=size_inches, dpi=_DPI, layout="constrained")
     FigureCanvasAgg(made)
-    axes = made.add_subplot()
     wrapped = textwrap.fill(title, int(_TITLE_LETTERS_PER_INCH * size_inches[0]))
     made.suptitle(wrapped, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
-    return made, axes
+    found = tuple(made.add_subplot(1, count, 1 + number) for number in range(count))
+    for axes in found:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_axisbelow(True)
+    return made, found
 
 
 def mark(number: int) -> dict[str, Any]:

@@ -46,7 +46,41 @@ def test_pictures_are_drawn_where_asked(tmp_path: Path) -> None:
         command, [str(path), "--seeds", "1", "--jobs", "1", "--plots", f"{tmp_path}/plots"]
     )
     assert done.exit_code == 0, done.output
-    assert len(list((tmp_path / "plots").glob("*.png"))) == 3
+    assert sorted(path.stem for path in (tmp_path / "plots").glob("*.png")) == [
+        "experts",
+        "load-skew",
+        "tpot",
+        "tpot-distribution",
+    ]
+
+
+def test_several_rates_make_a_table_each_and_pictures_over_the_rates(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    arguments = [str(path), "--rates", "20,10", "--seeds", "1", "--jobs", "1"]
+    done = CliRunner().invoke(
+        command, [*arguments, "--json", f"{tmp_path}/out", "--plots", f"{tmp_path}/plots"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "small, 10 requests/s" in done.output
+    assert "small, 20 requests/s" in done.output
+    cells = json.loads((tmp_path / "out").read_text())["rates"]
+    assert [(cell["rate"], len(cell["runs"])) for cell in cells] == [(10.0, 2), (20.0, 2)]
+    drawn = sorted(str(path.relative_to(tmp_path / "plots")) for path in tmp_path.rglob("*.png"))
+    assert len(drawn) == 10
+    assert {"tpot-by-rate.png", "experts-by-rate.png", "10/tpot.png", "20/load-skew.png"} <= set(drawn)
+
+
+def test_rates_are_refused_beside_one_rate_and_where_they_are_no_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    for arguments, message in (
+        (["--rate", "5", "--rates", "5,6"], "exclude each other"),
+        (["--rates", "5,fast"], "numbers with commas"),
+    ):
+        done = CliRunner().invoke(command, [str(path), *arguments])
+        assert done.exit_code == 2
+        assert message in done.output
 
 
 def test_an_unknown_key_is_named_with_a_suggestion(tmp_path: Path) -> None:
