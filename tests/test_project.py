@@ -53,7 +53,7 @@ ALLOWED = {
     ),
     "plots": ({"numpy", "matplotlib"}, {"signature", "calibration", "placement", "simulator"}),
     "patching": (set(), set()),
-    "cluster": (set(), set()),
+    "cluster": ({"yaml"}, set()),
     "observability": ({"structlog", "prometheus_client"}, set()),
 }
 IO_MODULES = {

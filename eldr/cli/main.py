@@ -12,6 +12,7 @@ from eldr.cli import config
 
 VERBS = {
     "calibrate": "Record prefill and decode expert counts of a prompts file, live or offline.",
+    "cluster": "Run a fleet on this machine, described in one file.",
     "demo": "Start a real cluster, compare policies on it, print one table.",
     "explain": "Score every decoder for a prompt, with reasons.",
     "fit": "Turn recorded counts into a profile.",

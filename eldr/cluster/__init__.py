@@ -1,4 +1,4 @@
-"""Starts and stops a local fleet of real processes: vLLM servers, router, gateway. Standard library only."""
+"""Starts and stops a local fleet of real processes: vLLM servers, router, gateway."""
 
 from eldr.cluster.errors import ClusterError, ConfigError
 from eldr.cluster.local import FleetConfig, Layout, LocalFleet, plan_layout

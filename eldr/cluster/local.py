@@ -26,6 +26,7 @@ class FleetConfig:
     """How many servers of which settings. Raises ConfigError where a field is out of range.
 
     `cores` are the CPUs to spread the servers over, one each; empty takes all that this process may use.
+    `router_port` and `gateway_port` are loopback ports, 0 for any free one.
     `start_together` servers start at the same time. The extra words go to the servers of one leg,
     `connector_config` into the connector's extra config of all.
     """
@@ -39,8 +40,13 @@ class FleetConfig:
     prefill_args: tuple[str, ...] = ()
     decode_args: tuple[str, ...] = ()
     connector_config: Mapping[str, Any] = field(default_factory=dict)
+    router_port: int = 0
+    gateway_port: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("router_port", "gateway_port"):
+            if not 0 <= getattr(self, name) < 1 << 16:
+                raise ConfigError(f"{name} must be 0 to 65535, got {getattr(self, name)}")
         for name in ("prefill", "decode", "start_together"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -117,6 +123,7 @@ class LocalFleet:
         self.config = config
         cores = config.cores or tuple(sorted(os.sched_getaffinity(0)))
         ports = free_ports(3 * (config.prefill + config.decode) + 2)
+        ports[:2] = (config.router_port or ports[0], config.gateway_port or ports[1])
         self.layout = plan_layout(config, ports, cores)
         self.supervisor = Supervisor(log_dir, GRACE_S)
         self._report = report
