@@ -20,8 +20,10 @@ from eldr.gateway.course import Answer
 from eldr.gateway.errors import GatewayError, error_body, from_router, unavailable
 from eldr.gateway.headers import domain_of, echoed_id, forwarded, tenant_of, timeout_of
 from eldr.gateway.legs import ClientRequest, Endpoint
+from eldr.gateway.metrics import GATEWAY, GatewayMetrics
 from eldr.gateway.passing import PASSED_ROUTES
 from eldr.gateway.settings import GatewaySettings
+from eldr.observability.series import CONTENT_TYPE, exposition
 from eldr.rpc.security import Tls, warn_where_open
 
 log = structlog.get_logger()
@@ -61,6 +63,7 @@ class GatewayServer:
             self._counts,
         )
         self._bodies = BodyParser(self._counts, settings.ordinary_fallback)
+        self._metrics = GatewayMetrics(self._counts)
         self._version_name = version
         self._created = int(time.time())
         self._requests: set[asyncio.Task[Any]] = set()
@@ -84,6 +87,7 @@ class GatewayServer:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
+        app.router.add_get("/metrics", self._exported)
         # Without handler_cancellation a client that leaves would be noticed at the next write only.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -157,7 +161,7 @@ class GatewayServer:
         began = time.monotonic()
         status = 0
         try:
-            response = await self._respond(request, request_id)
+            response = await self._respond(request, request_id, began)
             status = response.status
             return response
         except GatewayError as error:
@@ -180,9 +184,10 @@ class GatewayServer:
             if not self._requests:
                 self._idle.set()
             elapsed_s = round(time.monotonic() - began, 4)
+            self._metrics.finished(request.path, status, elapsed_s)
             log.info("request_finished", request=request_id, path=request.path, status=status, s=elapsed_s)
 
-    async def _respond(self, request: web.Request, request_id: str) -> web.StreamResponse:
+    async def _respond(self, request: web.Request, request_id: str, began: float) -> web.StreamResponse:
         if self._draining:
             raise unavailable("the gateway is shutting down")
         tenant = tenant_of(request.headers, self._settings.tenant_header)
@@ -199,6 +204,7 @@ class GatewayServer:
             if isinstance(answer.body, bytes):
                 headers["Content-Type"] = answer.content_type
                 return web.Response(status=answer.status, headers=headers, body=answer.body)
+            self._metrics.first_event(time.monotonic() - began)
             return await self._stream(request, answer, headers)
 
     async def _pass_on(
@@ -293,6 +299,10 @@ class GatewayServer:
         if missing:
             raise unavailable(f"no live worker of the role {' and '.join(missing)}")
         return web.json_response({"status": "ok", **{str(role): count for role, count in ready.items()}})
+
+    async def _exported(self, _request: web.Request) -> web.Response:
+        samples = self._metrics.samples(self._admission.running, self._admission.waiting)
+        return web.Response(body=exposition(GATEWAY, samples), headers={"Content-Type": CONTENT_TYPE})
 
     async def _version(self, _request: web.Request) -> web.Response:
         return web.json_response({"version": self._version_name})

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -12,6 +12,9 @@ from eldr.observability.histogram import Histogram
 
 MAX_LABEL_SETS = 2000
 """Label sets of one series; what comes beyond is dropped and counted, so that no fleet floods a monitor."""
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+"""Of Prometheus' text format."""
 
 DROPPED = "eldr_metrics_dropped_label_sets"
 
