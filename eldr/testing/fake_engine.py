@@ -25,6 +25,7 @@ from aiohttp import web
 
 from eldr.testing.fake_generation import Generation, render, token_id
 from eldr.testing.faults import Fault, FaultKind, Pause
+from eldr.testing.request_schema import wrong_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,9 @@ class FakeEngine:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        wrong = wrong_field(request.path, body)
+        if wrong:
+            return _error(400, f"{wrong} is not what it must be")
         made = Generation(
             path=request.path,
             body=body,
