@@ -20,16 +20,27 @@ class Prices:
     token. least_s: the least that a request adds. growth_scale: growth of the union over `survival . q`.
     open: bool [decoders], takes work, is not broken and within the load bound. broken: as in the table.
     scale_s: the mean step time. more: load + 1. before: load * (step_s / scale_s)^power, -inf where not open.
+    power: `most_power` where the open decoders' mean load is at least `power_load` (or that is 0), below in
+    proportion, at least 1.
 
     A decoder that has never reported counts as the mean of those that have, plus the router's own bookings
     there: neither shunned nor flooded (case 3.7).
     """
 
-    def __init__(self, table: FleetTable, step_times: StepTimes, max_load_ratio: float, power: float) -> None:
+    def __init__(
+        self,
+        table: FleetTable,
+        step_times: StepTimes,
+        max_load_ratio: float,
+        most_power: float,
+        power_load: float,
+    ) -> None:
         self._table = table
         self._step_times = step_times
         self._max_load_ratio = max_load_ratio
-        self.power = max(1.0, power)
+        self._most_power = max(1.0, most_power)
+        self._power_load = power_load
+        self.power = self._most_power
         self._version = -1
         self._largest = 0
         self._curves: tuple[Curve, ...] = ()
@@ -70,11 +81,19 @@ class Prices:
         self.any_broken = bool(self.broken.any())
         self.open = self.within_load(table.able & ~self.broken)
         self.scale_s = float(self.step_s.mean())
+        self.power = self._power_now()
         self.more = self.load.astype(np.float64) + 1.0
         powered: Floats = np.power(self.step_s / self.scale_s, self.power)
         before: Floats = np.where(self.open, (self.more - 1.0) * powered, -np.inf)
         self.before = before
         return True
+
+    def _power_now(self) -> float:
+        able = np.count_nonzero(self.open)
+        if self._power_load == 0 or able == 0:
+            return self._most_power
+        mean = float(self.load @ self.open) / able
+        return max(1.0, self._most_power * min(1.0, mean / self._power_load))
 
     def cost(self, after_s: Floats) -> Floats:
         """Growth of n * T^power over scale_s^power, +inf where not open, float64 [decoders]."""

@@ -23,7 +23,9 @@ from eldr.routing.step_time import StepTimes
 class UnionCost:
     """Filters: the load bound, then the tail guard where it is on. Score: the marginal cost in seconds.
 
-    With `power` p the score is the growth of n * T^p instead of n * T, in seconds at the mean step time. Tail
+    With `power` p the score is the growth of n * T^p instead of n * T, in seconds at the mean step time. Where
+    decoders hold few requests, one more changes T by a larger share, so p falls in proportion to the mean in
+    flight below `power_load`, to 1: one more request then weighs about the same at any load. Tail
     guard g: the step time after placement may be at most 1 + g times the mean step time of the requests in
     flight, or of the best placement where that is longer. Load bound r: after placement at most r times the
     mean of the eligible decoders' requests in flight, or two more. Without a usable signature the shortest
@@ -34,6 +36,7 @@ class UnionCost:
     name = "union-cost"
     OPTIONS: Mapping[str, Option] = {
         "power": Option(6.0, 0.0, 32.0, "Weight of long steps: 1 favours the median, 8 the tail. 0: as 1."),
+        "power_load": Option(48.0, 0.0, 1e6, "Mean in flight for all of `power`, less for less. 0: always."),
         "tail_guard": Option(0.0, 0.0, 100.0, "Step time after placement over the mean, as a share. 0: off."),
         "max_load_ratio": Option(1.5, 0.0, 1e6, "Most load against the mean. 0: unbounded."),
         "predictor": Option(1.0, 0.0, 1.0, "1: learned decode shares, where they are better. 0: plain."),
@@ -51,7 +54,13 @@ class UnionCost:
         self._seed = seed
         self._predictor = (predictor or Predictor()) if self.options["predictor"] else Predictor()
         self._table = FleetTable(self._predictor.shares)
-        self._prices = Prices(self._table, step_times, self.options["max_load_ratio"], self.options["power"])
+        self._prices = Prices(
+            self._table,
+            step_times,
+            self.options["max_load_ratio"],
+            self.options["power"],
+            self.options["power_load"],
+        )
         self._by_load = JoinShortestQueue(seed)
 
     def prepare(self, fleet: tuple[DecoderView, ...], shape: tuple[int, int]) -> None:

@@ -58,9 +58,25 @@ def test_power_scores_the_growth_of_n_times_the_powered_step_time():
     before = fit.base_s + fit.per_request_s * n + fit.per_union_s * hit.mean()
     after = before + fit.per_request_s + fit.per_union_s * ((1 - hit) * q).mean()
     marginal = (n + 1) * after**8 - n * before**8
-    decision = union_cost(power=8.0).select(request(), fleet)
+    decision = union_cost(power=8.0, power_load=0).select(request(), fleet)
     found = scores(decision)
     assert found["d1"] / found["d0"] == pytest.approx(marginal[1] / marginal[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("running", "power"), [((2, 2), 1.0), ((9, 15), 2.0), ((20, 28), 4.0), ((90, 99), 8.0)]
+)
+def test_power_grows_with_the_mean_load_of_those_that_take_work(running, power):
+    """A quarter of `power_load` in flight on average: a quarter of `power`, never less than 1."""
+    hit = touching(0, 1, level=0.5)
+    fleet = (
+        *(view(f"d{i}", n, hit_frequency=hit) for i, n in enumerate(running)),
+        view("d9", 500, ineligible="draining", hit_frequency=hit),
+    )
+    grown = union_cost(power=8.0, power_load=48, max_load_ratio=0).select(request(), fleet)
+    fixed = union_cost(power=power, power_load=0, max_load_ratio=0).select(request(), fleet)
+    for worker_id in ("d0", "d1"):
+        assert scores(grown)[worker_id] == pytest.approx(scores(fixed)[worker_id], rel=1e-9)
 
 
 def test_unreported_bookings_count_as_if_they_ran():
