@@ -6,6 +6,10 @@
 later, while every fake decoder streams reports (48 layers x 128 experts) at the default period, which name the
 bookings that they carry. The time of a call is the caller's, from its start to its answer. The caller and the decoders
 share the other cores. Milliseconds, median and 99th percentile, for 16 and for 512 decoders.
+
+`added`: what `eldr gateway` adds to a client that asks the router and does both legs itself, on the same fake workers,
+one request at a time. `streams`: 2,000 streams, all begun before the first ends. `soak`: 10,000 requests, some of whose
+clients leave and some of whose workers fail; growth of the gateway's memory and open files after the first tenth.
 """
 
 import argparse
@@ -30,6 +34,7 @@ from eldr.rpc.settings import channel_options
 from eldr.signature.expert_signature import ExpertSignature
 from eldr.v1 import fleet_pb2, fleet_pb2_grpc, routing_pb2, routing_pb2_grpc
 from integration.bench._decoder_fleet import GEOMETRY, MODEL, Decoder, start_decoders
+from integration.bench._gateway_load import measure_added, measure_soak, measure_streams
 
 RATE_PER_S = 500.0
 HOLD_S = 1.0
@@ -213,7 +218,12 @@ async def measure_reserve(quick: bool) -> dict[str, Any]:
     return {"reserve_ms": {str(count): await reserve(count, 3.0 if quick else 20.0) for count in (16, 512)}}
 
 
-PARTS: dict[str, Callable[[bool], Awaitable[dict[str, Any]]]] = {"reserve": measure_reserve}
+PARTS: dict[str, Callable[[bool], Awaitable[dict[str, Any]]]] = {
+    "reserve": measure_reserve,
+    "added": measure_added,
+    "streams": measure_streams,
+    "soak": measure_soak,
+}
 """Each part prints its table and gives its keys of the JSON file; the argument says whether to be quick."""
 
 
