@@ -1,17 +1,22 @@
 """Decode counts that come with releases reach the predictor; bad ones are counted by name and change nothing."""
 
+import contextlib
+
 import numpy as np
 import pytest
-from router_rig import CoreRig, raw_channel, served
+from router_rig import CoreRig, raw_channel, served, until
 
 from eldr.client import Outcome
+from eldr.gateway.counters import Counts, Event
+from eldr.gateway.decoded import DecodedCounts
+from eldr.gateway.transfers import WorkerClients
 from eldr.router.signatures import ReadSignature
 from eldr.routing.contract import DecodeRequest
 from eldr.routing.predictor import PLAIN
 from eldr.rpc.codec import encode_signature
 from eldr.rpc.worker_info import WorkerRole
 from eldr.signature.expert_signature import ExpertSignature
-from eldr.testing.fake_services import fake_info
+from eldr.testing.fake_services import FakeDecodeWorker, fake_info
 from eldr.testing.signatures import FAKE_GEOMETRY, fake_signature
 from eldr.v1 import routing_pb2, routing_pb2_grpc
 
@@ -103,3 +108,17 @@ def test_counts_of_a_released_booking_teach_nothing_twice():
         assert rig.core.release(DECODE, "r", Outcome.COMPLETED, decoded=decoded) is released
     assert rig.core.models.find("").predictor.observations == 1
     assert rig.core.models.find("").predictor.form is PLAIN
+
+
+async def test_counts_go_from_the_decoder_over_the_gateway_to_the_predictor():
+    worker, counts = FakeDecodeWorker("d0"), Counts()
+    async with served(None, worker) as (server, client), contextlib.AsyncExitStack() as stack:
+        workers = WorkerClients()
+        stack.push_async_callback(workers.close)
+        await until(lambda: bool(server.core.views()))
+        worker.decode_counts["r"] = fake_signature((2, 3), tokens=40)
+        await client.reserve_decode(reservation_id="r", signature=fake_signature((0, 1)))
+        decoded = await DecodedCounts(1.0, workers.decode_counts, counts).read(worker.address, "r")
+        await client.release_decode("r", Outcome.COMPLETED, 41, decoded)
+        assert (await client.get_policy()).decode_shares.observations == 1
+    assert counts == {Event.DECODED_SENT: 1}
