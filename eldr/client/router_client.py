@@ -15,14 +15,11 @@ Every call has a deadline, and raises RouterError (see `eldr.client.errors`) whe
 
 import json
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import grpc
-import grpc.aio
-
-from eldr.client.errors import is_unreachable, router_error
+from eldr.client.failover import Failover
 from eldr.client.results import (
     DecisionEvent,
     DecodeReservation,
@@ -35,7 +32,7 @@ from eldr.client.results import (
     StepTimeFit,
 )
 from eldr.routing.contract import Decision
-from eldr.rpc.calling import Caller, Line
+from eldr.rpc.calling import Caller
 from eldr.rpc.codec import decode_decision, encode_signature, encode_worker_info, signature_message_from_text
 from eldr.rpc.fleet_codec import decode_worker_ref, decode_worker_status, encode_outcome
 from eldr.rpc.outcome import Outcome
@@ -47,14 +44,12 @@ from eldr.v1 import fleet_pb2, routing_pb2, signature_pb2
 from eldr.v1.fleet_pb2_grpc import FleetServiceStub
 from eldr.v1.routing_pb2_grpc import ProfileServiceStub, RouterServiceStub
 
-Service = Callable[[grpc.aio.Channel], Any]
-
 
 class RouterClient:
-    """Calls the first router of `addresses` (host:port) that can be reached.
+    """Calls the first router of `addresses` (host:port) that answers and knows a worker, and stays with it.
 
-    `timeout_s` is the deadline of every unary call. Channels open at the first call, on the running loop.
-    `caller` says whether over TLS and with which token.
+    `timeout_s` is the deadline of every unary call, over all addresses together. Channels open at the first
+    call, on the running loop. `caller` says whether over TLS and with which token.
     """
 
     def __init__(
@@ -63,15 +58,14 @@ class RouterClient:
         timeout_s: float = UNARY_TIMEOUT_S,
         caller: Caller | None = None,
     ) -> None:
-        self.addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
-        if not self.addresses or not all(self.addresses):
-            raise ValueError(f"addresses must name at least one host:port, got {addresses!r}")
-        if timeout_s <= 0:
-            raise ValueError(f"timeout_s must be positive, got {timeout_s}")
-        self._timeout_s = timeout_s
-        self._caller = caller or Caller()
-        self._lines = {address: Line(address, self._caller) for address in self.addresses}
-        self._preferred = 0
+        several = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        self._routers = Failover(several, timeout_s, caller or Caller())
+        self._call, self._stream = self._routers.call, self._routers.stream
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """As they were given."""
+        return self._routers.addresses
 
     async def __aenter__(self) -> Self:
         return self
@@ -83,8 +77,7 @@ class RouterClient:
 
     async def close(self) -> None:
         """Closes every channel; calls in flight are cancelled."""
-        for line in self._lines.values():
-            await line.close()
+        await self._routers.close()
 
     # Bookings.
 
@@ -317,54 +310,6 @@ class RouterClient:
             refit_pays=answer.refit_pays,
             rho=answer.rho if answer.HasField("rho") else None,
         )
-
-    # Transport.
-
-    def _method(self, address: str, service: Service, name: str) -> Any:
-        return getattr(self._lines[address].stub(service), name)
-
-    def _order(self) -> list[int]:
-        count = len(self.addresses)
-        return [(self._preferred + step) % count for step in range(count)]
-
-    async def _call(self, service: Service, name: str, request: Any, timeout_s: float | None = None) -> Any:
-        limit_s = self._timeout_s if timeout_s is None else max(0.0, min(timeout_s, self._timeout_s))
-        order = self._order()
-        for index in order:
-            address = self.addresses[index]
-            try:
-                answer = await self._method(address, service, name)(
-                    request, timeout=limit_s, metadata=self._caller.metadata()
-                )
-            except grpc.aio.AioRpcError as error:
-                if is_unreachable(error):
-                    await self._lines[address].renew()
-                if index == order[-1] or not is_unreachable(error):
-                    raise router_error(error, address) from error
-            else:
-                self._preferred = index
-                return answer
-        raise AssertionError("addresses is never empty")
-
-    async def _stream(self, service: Service, name: str, request: Any) -> AsyncGenerator[Any, None]:
-        order = self._order()
-        for index in order:
-            address = self.addresses[index]
-            call = self._method(address, service, name)(request, metadata=self._caller.metadata())
-            begun = False
-            try:
-                async for message in call:
-                    begun = True
-                    self._preferred = index
-                    yield message
-                return
-            except grpc.aio.AioRpcError as error:
-                if is_unreachable(error):
-                    await self._lines[address].renew()
-                if begun or index == order[-1] or not is_unreachable(error):
-                    raise router_error(error, address) from error
-            finally:
-                call.cancel()
 
 
 def _query(

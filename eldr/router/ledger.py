@@ -8,6 +8,9 @@ from eldr.routing.contract import Booking
 
 Answer = TypeVar("Answer")
 
+LEFT_S = 2.0
+"""Life of a booking after its request has left the engine's reports."""
+
 
 class AlreadyReleasedError(Exception):
     """A booking id comes again after its release."""
@@ -15,13 +18,17 @@ class AlreadyReleasedError(Exception):
 
 @dataclass(slots=True)
 class Entry(Generic[Answer]):
-    """One booking, where it lies, and the answer that a replay of the same id gets again."""
+    """One booking, where it lies, and the answer that a replay of the same id gets again.
+
+    `carried` is true once a report of the worker has named it.
+    """
 
     booking: Booking
     worker_id: str
     answer: Answer
     expires_at_s: float
     ttl_s: float
+    carried: bool = False
 
 
 class Ledger(Generic[Answer]):
@@ -83,11 +90,19 @@ class Ledger(Generic[Answer]):
         return self._drop(reservation_id)
 
     def carry(self, worker_id: str, reservation_ids: frozenset[str], now_s: float) -> None:
-        """Renews the bookings that a report of their worker contains."""
-        mine = self._by_worker.get(worker_id, {})
-        for reservation_id in mine.keys() & reservation_ids:
+        """Takes a report of a worker in: renews the bookings that it names.
+
+        One that an earlier report has named and this one does not has ended in the engine. Its holder has
+        LEFT_S to say how; then it is over, as where the holder has died.
+        """
+        for reservation_id in self._by_worker.get(worker_id, {}):
             entry = self._entries[reservation_id]
-            entry.expires_at_s = now_s + entry.ttl_s
+            if reservation_id in reservation_ids:
+                entry.expires_at_s = now_s + entry.ttl_s
+                entry.carried = True
+            elif entry.carried:
+                entry.carried = False
+                entry.expires_at_s = min(entry.expires_at_s, now_s + LEFT_S)
 
     def expire(self, now_s: float) -> list[Entry[Answer]]:
         """Ends every booking whose time is over, in one pass over the whole table, whatever its order."""

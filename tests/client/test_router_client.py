@@ -115,12 +115,35 @@ async def test_a_router_that_goes_away_is_replaced_by_the_next(routers):
         assert (await client.reserve_decode()).worker.worker_id == "d1"
 
 
-async def test_a_router_without_workers_is_not_skipped(routers):
+async def test_where_one_router_knows_no_worker_the_next_is_asked(routers):
+    """One that has just started knows none yet; no request is lost for that."""
     _, empty = await routers.start()
     _, full = await routers.start("d0")
     async with RouterClient([empty, full]) as client:
-        with pytest.raises(NoWorkerError):
+        assert (await client.reserve_decode()).worker.worker_id == "d0"
+    async with RouterClient([empty, NOWHERE]) as client:
+        with pytest.raises(NoWorkerError, match="no decoder is registered"):
             await client.reserve_decode()
+
+
+async def test_a_router_that_hangs_takes_its_share_of_the_time_and_is_asked_last_from_then_on(routers):
+    _, address = await routers.start("d0")
+
+    async def swallow(reader, writer):
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(swallow, "127.0.0.1", 0) as server:
+        hung = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = RouterClient([hung, address], timeout_s=1.0)
+        begun_s = time.monotonic()
+        assert (await client.reserve_decode()).worker.worker_id == "d0"
+        assert 0.4 < time.monotonic() - begun_s < 1.0
+        begun_s = time.monotonic()
+        assert await client.workers()
+        assert time.monotonic() - begun_s < 0.4
+        await client.close()
+        server.close()
 
 
 async def test_a_router_that_is_slow_to_shake_hands_is_not_taken_for_unreachable(routers):

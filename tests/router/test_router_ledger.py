@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eldr.router.ledger import AlreadyReleasedError, Ledger
+from eldr.router.ledger import LEFT_S, AlreadyReleasedError, Ledger
 from eldr.routing.contract import Booking
 
 
@@ -30,6 +30,24 @@ def test_a_booking_that_reports_carry_does_not_expire(ledger):
         ledger.carry("d0", frozenset({"A", "of another router"}), now_s)
         assert ledger.expire(now_s) == []
     assert [entry.booking.reservation_id for entry in ledger.expire(105.1)] == ["A"]
+
+
+def test_a_booking_that_its_worker_no_longer_reports_ends_soon(ledger):
+    """A gateway that died while its request was running: the engine's reports say when it is over."""
+    ledger.reserve("d0", booking("A"), "", now_s=0.0)
+    ledger.carry("d0", frozenset(), now_s=1.0)
+    ledger.carry("d0", frozenset({"A"}), now_s=2.0)
+    ledger.carry("d0", frozenset(), now_s=5.0)
+    ledger.carry("d0", frozenset(), now_s=5.5)
+    assert ledger.expire(5.0 + LEFT_S - 0.1) == []
+    assert [entry.booking.reservation_id for entry in ledger.expire(5.0 + LEFT_S)] == ["A"]
+
+
+def test_a_booking_that_comes_back_into_the_reports_is_renewed(ledger):
+    ledger.reserve("d0", booking("A"), "", now_s=0.0)
+    for now_s, named in ((1.0, {"A"}), (2.0, set()), (3.0, {"A"})):
+        ledger.carry("d0", frozenset(named), now_s)
+    assert ledger.expire(12.9) == []
 
 
 def test_only_the_booked_worker_carries_a_booking(ledger):
