@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+MAX_REQUESTS = 1 << 17
+"""Most requests that a decoder may say it has: tables over batch sizes grow with them."""
+
+MAX_KV_TOKENS = 1 << 40
+
 
 class StateError(ValueError):
     """A report that cannot be true."""
@@ -70,6 +75,16 @@ class DecoderState:
         for name in ("sequence", "running", "waiting", "kv_tokens", "batch_last"):
             if getattr(self, name) < 0:
                 raise StateError(f"{self.worker_id}: {name} must not be negative, got {getattr(self, name)}")
+        for name, most in (
+            ("running", MAX_REQUESTS),
+            ("waiting", MAX_REQUESTS),
+            ("batch_last", MAX_REQUESTS),
+            ("kv_tokens", MAX_KV_TOKENS),
+        ):
+            if getattr(self, name) > most:
+                raise StateError(
+                    f"{self.worker_id}: {name} must be at most {most}, got {getattr(self, name)}"
+                )
         hit = self.hit_frequency
         if hit is not None and (
             hit.ndim != 2 or not np.isfinite(hit).all() or hit.min() < 0 or hit.max() > 1

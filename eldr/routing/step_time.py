@@ -13,10 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from eldr.routing.state import DecoderState
+from eldr.routing.state import MAX_REQUESTS, DecoderState
 from eldr.routing.step_residuals import BatchCorrection, DecoderSpeeds
 
 Vector = npt.NDArray[np.float64]
+
+LEAST_STEP_TIME_S, MOST_STEP_TIME_S = 1e-6, 3600.0
+"""Step times beyond these are no decode steps, and their squares would leave the range of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,11 @@ def observe(previous: DecoderState | None, state: DecoderState, experts: int) ->
         batch = tokens / steps
         union = (state.totals.union_tokens - previous.totals.union_tokens) / tokens
         step_time_s = (state.totals.step_time_s - previous.totals.step_time_s) / steps
-    plausible = batch > 0 and 0 < union <= experts and step_time_s > 0 and math.isfinite(step_time_s)
+    plausible = (
+        0 < batch <= MAX_REQUESTS
+        and 0 < union <= experts
+        and LEAST_STEP_TIME_S <= step_time_s <= MOST_STEP_TIME_S
+    )
     if not plausible:
         return None
     return Observation(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from eldr.routing.contract import Candidate, Decision
-from eldr.routing.state import DecoderState, DecoderTotals
+from eldr.routing.state import MAX_REQUESTS, DecoderState, DecoderTotals
 from eldr.rpc import codec
 from eldr.rpc.codec import CodecError
 from eldr.rpc.worker_info import WorkerInfo, WorkerRole
@@ -49,13 +49,13 @@ def states(draw: st.DrawFn) -> DecoderState:
         incarnation=draw(st.text(max_size=9)),
         sequence=draw(st.integers(0, 2**64 - 1)),
         age_s=draw(seconds),
-        running=draw(counters),
-        waiting=draw(counters),
+        running=draw(st.integers(0, MAX_REQUESTS)),
+        waiting=draw(st.integers(0, MAX_REQUESTS)),
         kv_usage=draw(st.floats(0, 1)),
         kv_tokens=draw(counters),
         step_time_ewma_s=draw(seconds),
         step_time_last_s=draw(seconds),
-        batch_last=draw(counters),
+        batch_last=draw(st.integers(0, MAX_REQUESTS)),
         union_last=draw(st.floats(0, 512)),
         hit_frequency=hit,
         reservation_ids=draw(st.frozensets(st.text(min_size=1, max_size=6), max_size=5)),
