@@ -1,4 +1,4 @@
-"""Published figures of the method on 8P16D, and step-time models fitted to its load balancer's medians.
+"""Published figures of the method on 8P16D, and step-time models fitted to medians of policies other than the method.
 
 Source: arXiv 2607.00466 and its artifact (casys-kaist/ELDR, `main_task.csv`, `main_language.csv`).
 """
@@ -29,8 +29,9 @@ Floats = npt.NDArray[np.float64]
 class Published:
     """Of one workload and model, at RATES.
 
-    `rr_p50_ms`: TPOT P50 of round-robin. `p50`, `p99`: the artifact's change of the static band against the best load
-    balancer at each rate, in percent; `paper_p50`, `paper_p99`: the paper's mean of five rates.
+    `rr_p50_ms`, `domain_p50_ms`: TPOT P50 of round-robin and of pools by true domain (tasks only). `p50`, `p99`: the
+    artifact's change of the static band against the best load balancer at each rate, in percent; `paper_p50`,
+    `paper_p99`: the paper's mean of five rates.
     """
 
     rr_p50_ms: tuple[float, ...]
@@ -38,6 +39,7 @@ class Published:
     p99: tuple[float, ...]
     paper_p50: float
     paper_p99: float
+    domain_p50_ms: tuple[float, ...] = ()
 
 
 PUBLISHED: Mapping[str, Published] = {
@@ -47,6 +49,7 @@ PUBLISHED: Mapping[str, Published] = {
         (-4.6, -8.8, -7.1, -2.1, -5.2),
         -13.9,
         -6.0,
+        (12.955, 16.839, 23.416, 23.858, 22.427),
     ),
     "task-gpt-oss-120b": Published(
         (24.104, 37.932, 45.774, 51.130, 53.880),
@@ -54,6 +57,7 @@ PUBLISHED: Mapping[str, Published] = {
         (-1.3, -4.5, -3.6, -3.2, -3.3),
         -7.0,
         -3.4,
+        (23.098, 33.494, 39.701, 44.714, 48.310),
     ),
     "task-gemma-4-26b": Published(
         (10.358, 16.504, 23.603, 24.673, 22.278),
@@ -61,6 +65,7 @@ PUBLISHED: Mapping[str, Published] = {
         (2.8, -5.2, -8.8, -2.3, -1.7),
         -9.4,
         -5.2,
+        (9.677, 15.208, 21.116, 22.695, 21.481),
     ),
     "language-qwen3-30b": Published(
         (15.601, 19.112, 26.979, 25.599, 25.758),
@@ -86,17 +91,13 @@ PUBLISHED: Mapping[str, Published] = {
 }
 """By the name of the scenario in `integration/scenarios/published`."""
 
-BREAKS: Mapping[str, tuple[int, ...]] = {
-    "task-qwen3-30b": (33, 65),
-    "task-gpt-oss-120b": (),
-    "task-gemma-4-26b": (33, 65),
-}
-"""Batch sizes from which another factor holds, by the scenario whose medians the model is fitted to."""
+BREAKS = (33, 65)
+"""Batch sizes from which another factor holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """A model, and its relative error at each rate."""
+    """A model, and the relative error at each point of the fit."""
 
     model: StepTime
     errors: tuple[float, ...]
@@ -107,21 +108,34 @@ def little(rates: Sequence[float], tpots_ms: Sequence[float]) -> Floats:
     return np.array(rates) / DECODERS * OUTPUT_TOKENS * np.array(tpots_ms) / 1e3
 
 
-def mixed_unions(scenario: Scenario, batches: Floats) -> Floats:
-    """Mean union of random batches of these sizes of the scenario's traffic, interpolated between a few sizes."""
-    _, left = _traffic(scenario)
+def step_fit(scenario: Scenario, known: Published) -> StepFit:
+    """The step-time model of round-robin's medians, with mixed batches, and Domain's, with batches of one domain."""
+    domains, left = _traffic(scenario)
     rng = np.random.default_rng(0)
-    return np.interp(batches, _SIZES, [_mean_union(left, size, rng) for size in _SIZES])
+    mixed = [_mean_union(left, size, rng) for size in _SIZES]
+    alone = [_same_domain_union(domains, left, size, rng) for size in _SIZES]
+    pairs = ((known.rr_p50_ms, mixed), (known.domain_p50_ms, alone))
+    batches = [little(RATES, medians) for medians, _ in pairs]
+    unions = [np.interp(batch, _SIZES, curve) for batch, (_, curve) in zip(batches, pairs, strict=True)]
+    medians = np.concatenate([medians for medians, _ in pairs])
+    return fitted(np.concatenate(batches), np.concatenate(unions), medians, BREAKS)
 
 
 def same_domain_gap(scenario: Scenario, batch: int = 32) -> float:
     """How many fewer experts a batch of one domain touches than a mixed one, in percent; domains by their traffic."""
     domains, left = _traffic(scenario)
     rng = np.random.default_rng(0)
-    alone = sum(
-        np.mean(domains == name) * _mean_union(left[domains == name], batch, rng) for name in set(domains)
+    mixed = _mean_union(left, batch, rng)
+    return 100 * (1 - _same_domain_union(domains, left, batch, rng) / mixed)
+
+
+def _same_domain_union(
+    domains: npt.NDArray[np.str_], left: Floats, size: int, rng: np.random.Generator
+) -> float:
+    return sum(
+        float(np.mean(domains == name)) * _mean_union(left[domains == name], size, rng)
+        for name in sorted(set(domains))
     )
-    return 100 * (1 - float(alone) / _mean_union(left, batch, rng))
 
 
 def _traffic(scenario: Scenario) -> tuple[npt.NDArray[np.str_], Floats]:
