@@ -33,6 +33,9 @@ from eldr.testing.faults import Fault, FaultKind, Pause
 
 PATH = "/v1/completions"
 STREAMS = 2000
+STREAMS_PER_S = 200.0
+"""New streams a second; the fake workers and the clients are one process, which a burst would only saturate."""
+
 SOAK_REQUESTS = 10_000
 SOAK_CLIENTS = 32
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -67,7 +70,7 @@ class Fleet:
         """One streamed completion through the gateway: "done", or what it ended with."""
         async with self.http.post(self.gateway_url + PATH, json=body_of(seed)) as response:
             text = await response.text()
-        return "done" if text.endswith("data: [DONE]\n\n") else f"HTTP {response.status}"
+        return "done" if text.endswith("data: [DONE]\n\n") else f"HTTP {response.status}: {text[-200:]}"
 
     async def bookings(self) -> int:
         return sum(worker.bookings for worker in await self.router.workers())
@@ -217,9 +220,13 @@ async def measure_streams(quick: bool) -> dict[str, Any]:
         for engine in fleet.engines[WorkerRole.DECODE]:
             engine.pauses["token"] = pause
         begun_s = time.monotonic()
-        clients = [asyncio.create_task(fleet.stream(seed)) for seed in range(count)]
-        async with asyncio.timeout(300):
-            await pause.wait_reached(count)
+        clients = []
+        for seed in range(count):
+            clients.append(asyncio.create_task(fleet.stream(seed)))
+            await asyncio.sleep(1.0 / STREAMS_PER_S)
+        # One that has ended already has failed; it must not keep the others waiting.
+        while pause.reached + sum(client.done() for client in clients) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
         all_begun_s = time.monotonic() - begun_s
         probed_s = time.monotonic()
         async with fleet.http.get(fleet.gateway_url + "/health") as response:

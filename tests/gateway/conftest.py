@@ -1,6 +1,7 @@
 """Fixtures of the gateway's tests."""
 
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -17,9 +18,14 @@ async def make_fleet(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(
-            prefills: int = 1, decodes: int = 2, sampler=None, read_counts=None, **settings
+            prefills: int = 1,
+            decodes: int = 2,
+            sampler=None,
+            read_counts=None,
+            clock=time.monotonic,
+            **settings,
         ) -> Fleet:
-            fleet = Fleet(prefills, decodes, GatewaySettings(**settings), sampler, read_counts)
+            fleet = Fleet(prefills, decodes, GatewaySettings(**settings), sampler, read_counts, clock)
             stack.push_async_callback(fleet.stop)
             await fleet.start()
             return fleet

@@ -140,7 +140,9 @@ class Fleet:
         settings: GatewaySettings,
         sampler: CountSampler | None = None,
         read_counts: ReadCounts | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self.transfers = FakeTransfers()
         self.prefills = [FakeEngine(f"p{index}", self.transfers) for index in range(prefills)]
         self.decodes = [FakeEngine(f"d{index}", self.transfers) for index in range(decodes)]
@@ -164,7 +166,7 @@ class Fleet:
         self.engines = EngineClient(self._settings, self.counts)
         self._stack.push_async_callback(self.engines.close)
         self.coordinator = Coordinator(
-            self.engines, self.releases, self._settings, time.monotonic, self._sampler, self._decoded
+            self.engines, self.releases, self._settings, self._clock, self._sampler, self._decoded
         )
         self.server = GatewayServer(self.coordinator, self.releases, self._settings, "1.2.3")
         address = await self.server.start("127.0.0.1", 0)

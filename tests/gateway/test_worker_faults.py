@@ -9,13 +9,15 @@ from gateway_fleet import text_of
 from eldr.client import FleetSnapshot, WorkerHealth
 from eldr.gateway import watch
 from eldr.gateway.counters import Event
+from eldr.testing.clock import FakeClock
 from eldr.testing.faults import Fault, FaultKind
 
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 5, "seed": 7}
 
 
 async def test_a_worker_that_keeps_failing_is_left_alone_and_probed_later(make_fleet):
-    fleet = await make_fleet(breaker_failures=2, breaker_open_s=0.3)
+    clock = FakeClock()
+    fleet = await make_fleet(breaker_failures=2, clock=clock)
     broken = fleet.decodes[0]
     broken.fault = Fault(FaultKind.RESET)
     for _ in range(10):
@@ -24,7 +26,7 @@ async def test_a_worker_that_keeps_failing_is_left_alone_and_probed_later(make_f
     assert len(broken.requests) <= 3
     broken.fault = None
     seen = len(broken.requests)
-    await asyncio.sleep(0.3)
+    clock.advance(5.0)
     for _ in range(6):
         assert (await fleet.complete(BODY))[0] == 200
     assert len(broken.requests) > seen + 1
@@ -33,13 +35,14 @@ async def test_a_worker_that_keeps_failing_is_left_alone_and_probed_later(make_f
 
 
 async def test_one_probe_at_a_time_goes_to_a_worker_that_failed(make_fleet):
-    fleet = await make_fleet(breaker_failures=1, breaker_open_s=0.05)
+    clock = FakeClock()
+    fleet = await make_fleet(breaker_failures=1, clock=clock)
     broken = fleet.decodes[0]
     broken.fault = Fault(FaultKind.RESET)
     for _ in range(2):
         await fleet.complete(BODY)
     assert fleet.counts[Event.BREAKER_OPENED] == 1
-    await asyncio.sleep(0.06)
+    clock.advance(5.0)
     broken.fault = Fault(FaultKind.HANG)
     seen = len(broken.requests)
     probe = asyncio.create_task(fleet.complete(BODY))
