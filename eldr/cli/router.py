@@ -1,6 +1,7 @@
 """`eldr router`: the central service."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import Mapping
 from dataclasses import fields
@@ -224,6 +225,9 @@ async def _serve(
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, ended.set)
     await server.start(listen)
+    # What start-up made stays for good; to scan it again and again would hold decisions up.
+    gc.collect()
+    gc.freeze()
     listener = None
     if monitored is not None:
         try:

@@ -17,7 +17,7 @@ from eldr.router.broadcast import Broadcast
 from eldr.router.counters import Counters, Gauges
 from eldr.router.decoder_views import DecoderViews
 from eldr.router.drains import Drains
-from eldr.router.errors import NoWorkerError
+from eldr.router.errors import NoWorkerError, UnknownModelError
 from eldr.router.fleet import Fleet, Member, Report
 from eldr.router.ledger import Ledger
 from eldr.router.lessons import DecodeLessons
@@ -204,7 +204,10 @@ class RouterCore:
 
     def prepare(self, model: str = "") -> None:
         """Does what the model's next decision would begin with; to be called once a call has been answered."""
-        routing = self.models.find(model)
+        try:
+            routing = self.models.find(model)
+        except UnknownModelError:  # Another model has taken its room meanwhile.
+            return
         routing.prepare(self.views(routing.name))
 
     # Fleet.

@@ -28,6 +28,9 @@ FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 0.5
 """Short, since the channel beneath paces its own dialling (`MAX_RECONNECT_BACKOFF_S`)."""
 
+PREPARE_S = 0.005
+"""In a fleet of hundreds, reports come more often than decisions."""
+
 LINK_ERRORS = (
     WorkerError,
     CodecError,
@@ -64,6 +67,7 @@ class Links:
         self._tasks: dict[WorkerInfo, asyncio.Task[None]] = {}
         self._searches: dict[str, asyncio.Task[None]] = {}
         self._notices: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._to_prepare: set[str] = set()
 
     def search(self, address: str) -> None:
         """Registers whatever worker answers at an address, as soon as it does, and its successors there."""
@@ -130,7 +134,7 @@ class Links:
                         async for state in _each_within(reports, self._core.settings.health.dead_s):
                             if state.worker_id != info.worker_id or self._core.report(state) in FOREIGN:
                                 break
-                            self._core.prepare(info.served_model)
+                            self._prepare_soon(info.served_model)
                             backoff.reset()
                     await backoff.wait()
                     # The process behind the address may be another one by now.
@@ -149,6 +153,16 @@ class Links:
                 except LINK_ERRORS as error:
                     self._broken(info, error)
                 await asyncio.sleep(self._core.settings.probe_period_s)
+
+    def _prepare_soon(self, model: str) -> None:
+        """Readies the next decision once for all reports that come within PREPARE_S."""
+        if model not in self._to_prepare:
+            self._to_prepare.add(model)
+            asyncio.get_running_loop().call_later(PREPARE_S, self._prepare, model)
+
+    def _prepare(self, model: str) -> None:
+        self._to_prepare.discard(model)
+        self._core.prepare(model)
 
     async def _tell_to_drain(self, info: WorkerInfo) -> None:
         """Has the engine itself report that it drains, so that every router hears of it."""
