@@ -67,6 +67,7 @@ VARIANTS = (
     Variant("power 1", "union-cost:power=1", group="power"),
     Variant("power 3", "union-cost:power=3", group="power"),
     Variant("power 12", "union-cost:power=12", group="power"),
+    Variant("power 6 at any load", "union-cost:power_load=0", group="power"),
     Variant("guard 5 %", "union-cost:tail_guard=0.05", group="guard"),
     Variant("guard 5 %, power 1", "union-cost:power=1,tail_guard=0.05", group="guard"),
     Variant("learned from all requests", "union-cost", group="predictor", scenario=_fleet(learn_share=1.0)),
