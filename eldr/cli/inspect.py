@@ -88,7 +88,13 @@ def _pictures(profile: Profile, counts_paths: tuple[Path, ...], folder: Path) ->
 
 def _live(profile: Profile, router: str) -> dict[str, Any]:
     async def read(client: RouterClient) -> tuple[ProfileStatus, DriftStatus]:
-        return await client.get_profile(), await client.get_drift()
+        served = [
+            status.info.served_model
+            for status in await client.workers()
+            if status.info.geometry.fingerprint == profile.fingerprint
+        ]
+        model = min(served, default="")
+        return await client.get_profile(model), await client.get_drift(model)
 
     theirs, drift = ask(router, read)
     mine = dataclasses.asdict(profile.provenance)

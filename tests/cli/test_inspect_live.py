@@ -13,6 +13,7 @@ from eldr.calibration.profile import Profile
 from eldr.router.refit import LiveFit
 from eldr.routing.contract import DecodeRequest
 from eldr.rpc.worker_info import WorkerRole
+from eldr.signature.geometry import ModelGeometry
 from eldr.testing.fake_services import fake_info
 from eldr.testing.signatures import FAKE_GEOMETRY, fake_signature
 
@@ -52,10 +53,13 @@ async def test_live_drift_is_shown_in_words_and_as_json(profile, tmp_path):
         assert "has no profile" in none.err
         server.core.register(fake_info("d0", WorkerRole.DECODE))
         server.core.models.load_profile(profile)
+        # A second model beside it: the profile's fingerprint says which is meant.
+        other = ModelGeometry((0, 1), 4, 1, "another-model")
+        server.core.register(fake_info("a0", WorkerRole.DECODE, served_model="another", geometry=other))
         for index in range(60):
-            server.core.reserve_decode(DecodeRequest(f"r{index}", fake_signature((4, 5))))
+            server.core.reserve_decode(DecodeRequest(f"r{index}", fake_signature((4, 5))), "fake")
         fit: LiveFit = server.live_fit
-        while fit.drift().drift is None:
+        while fit.drift("fake").drift is None:
             fit.tick(server.core.now_s())
         shown = await eldr("inspect", path, "--live", address)
         assert shown.code == 0, shown.err

@@ -30,3 +30,15 @@ def test_a_file_that_is_no_profile_is_named(tmp_path):
     ended = CliRunner().invoke(cli, ["router", "--profile", str(path)])
     assert ended.exit_code == 2
     assert str(path) in ended.output
+
+
+def test_a_name_that_cannot_be_discovered_is_refused():
+    ended = CliRunner().invoke(cli, ["router", "--discover", "workers:9000"])
+    assert ended.exit_code == 2
+    assert "discover must be dns:///NAME:PORT, got 'workers:9000'" in ended.output
+
+
+def test_the_dead_are_not_forgotten_before_they_are_dead():
+    ended = CliRunner().invoke(cli, ["router", "--forget-s", "10"])
+    assert ended.exit_code == 2
+    assert "forget_s must be at least dead_s (30), got 10" in ended.output
