@@ -37,6 +37,7 @@ GATEWAY_LIMITS = (
     "--idle-timeout=8",
     "--decode-timeout=20",
     "--breaker-open=1",
+    "--probe-after=2",
 )
 PATIENT_LIMITS = ("--probe-after=60",)
 

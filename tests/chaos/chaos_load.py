@@ -30,6 +30,7 @@ class Sent:
 
     request: Request
     token_ids: list[int] = field(default_factory=list)
+    prefill: str = ""
     decode: str = ""
     end: End | None = None
     detail: str = ""
@@ -67,6 +68,7 @@ async def send(session: aiohttp.ClientSession, url: str, sent: Sent) -> None:
     begin = time.monotonic()
     try:
         async with session.post(url + COMPLETIONS, json=sent.request.body) as response:
+            sent.prefill = response.headers.get("x-eldr-prefill", "")
             sent.decode = response.headers.get("x-eldr-decode", "")
             if response.status != 200:
                 sent.end, sent.detail = End.ERROR, f"HTTP {response.status}: {await response.text()}"

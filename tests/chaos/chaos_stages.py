@@ -91,9 +91,8 @@ async def reached(fleet: ChaosFleet, stage: Stage, load: Load) -> None:
         return True if status.kv_usage and not status.held_transfers else seen
 
     async def between_legs() -> Any:
-        status = [await prefill_status(server) for server in fleet.prefill]
+        held = (await prefill_status(prefill)).held_transfers
         state, booked = await decoder_state(decode), await bookings(fleet)
-        held = sum(one.held_transfers for one in status)
         at_link = fleet.links[decode.name].requests.held
         seen = (held, at_link, booked, state.running + state.waiting)
         return True if held and at_link and booked.get(decode.name) and not seen[3] else seen
@@ -164,16 +163,20 @@ async def leases_ended(fleet: ChaosFleet, within_s: float) -> None:
     await until(none, within_s, "no lease is older than its limit")
 
 
-async def serves_again(url: str, fresh: Callable[[], Load], within_s: float) -> None:
-    """Waits until a few requests all end well."""
+async def serves_again(fleet: ChaosFleet, fresh: Callable[[], Load], within_s: float) -> None:
+    """Waits until a few requests all end well, and every worker has had some: no breaker is open any more."""
+    idle = {server.name for server in fleet.servers}
 
     async def well() -> Any:
         async with fresh() as load:
             ended = await load.ended(30)
             ends = [(sent.end, sent.detail) for sent in load.sent]
-        return True if ended and all(end is End.DONE for end, _ in ends) else ends
+        if not ended or any(end is not End.DONE for end, _ in ends):
+            return ends
+        idle.difference_update(*({sent.prefill, sent.decode} for sent in load.sent))
+        return f"nothing came to {sorted(idle)}" if idle else True
 
-    await until(well, within_s, f"{url} serves again", 0.5)
+    await until(well, within_s, "every worker serves again", 0.5)
 
 
 async def metric_sum(server: LinkedServer, name: str) -> float:

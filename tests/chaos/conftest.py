@@ -16,10 +16,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 @pytest.fixture(scope="session")
 def texts() -> Iterator[str]:
-    """Prompts of about 150 tokens, each once in a session: no cell finds another one's prompt in a cache."""
+    """Prompts of about 150 tokens, each once in a session: no cell finds another one's prompt in a cache.
+
+    Plain ASCII, of which three make no more tokens than the model takes.
+    """
     lines = (TESTBED / "prompts/evaluation.jsonl").read_text(encoding="utf-8").splitlines()
-    whole = [json.loads(line)["text"] for line in lines]
-    return (text[start : start + 500] for start in range(0, 5000, 500) for text in whole if text[start:])
+    whole = [text for line in lines if (text := json.loads(line)["text"]).isascii()]
+    pieces = (text[start : start + 500] for start in range(0, 5000, 250) for text in whole)
+    return (piece for piece in pieces if len(piece) >= 200)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

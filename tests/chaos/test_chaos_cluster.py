@@ -121,7 +121,7 @@ async def test_whatever_happens_to_a_process(fleet: ChaosFleet, cell: Cell, text
     def fresh() -> Load:
         return Load(fleet.url, [request(f"f{i}", next(texts), 4, bool(i % 2)) for i in range(4)])
 
-    await serves_again(fleet.url, fresh, RECOVERY_S)
+    await serves_again(fleet, fresh, RECOVERY_S)
     await nothing_left(fleet, LEFT_S)
 
 
