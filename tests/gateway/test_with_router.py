@@ -10,6 +10,7 @@ import pytest
 from gateway_fleet import text_of
 
 from eldr.client import RouterClient
+from eldr.gateway import watch
 from eldr.gateway.bookings import Releases
 from eldr.gateway.coordinator import Coordinator
 from eldr.gateway.counters import Counts, Event
@@ -17,6 +18,7 @@ from eldr.gateway.engine_client import EngineClient
 from eldr.gateway.server import GatewayServer
 from eldr.gateway.settings import GatewaySettings
 from eldr.gateway.transfers import WorkerClients
+from eldr.router.fleet import HealthLimits
 from eldr.router.server import RouterServer
 from eldr.router.settings import RouterSettings
 from eldr.rpc.codec import signature_to_text
@@ -52,7 +54,7 @@ class LiveFleet:
         self.services: list[FakePrefillWorker | FakeDecodeWorker] = []
         self.counts = Counts()
 
-    async def start(self, stack: contextlib.AsyncExitStack) -> None:
+    async def start(self, stack: contextlib.AsyncExitStack, **router) -> None:
         for engine in (self.prefill, *self.decodes):
             await stack.enter_async_context(engine)
         service = await stack.enter_async_context(FakePrefillWorker("p0", http_url=self.prefill.url))
@@ -61,7 +63,9 @@ class LiveFleet:
         for engine in self.decodes:
             worker = FakeDecodeWorker(engine.worker_id, http_url=engine.url)
             self.services.append(await stack.enter_async_context(worker))
-        server = RouterServer(RouterSettings(policy="jsq", workers=tuple(s.address for s in self.services)))
+        server = RouterServer(
+            RouterSettings(policy="jsq", workers=tuple(s.address for s in self.services), **router)
+        )
         port = await server.start("127.0.0.1:0")
         stack.push_async_callback(server.stop, 0.0, 0.0)
         self.router = await stack.enter_async_context(RouterClient(f"127.0.0.1:{port}"))
@@ -201,3 +205,24 @@ async def test_outputs_do_not_depend_on_which_decoder_failed_before(live):
         status, reply = await live.complete(BODY)
         assert (status, text_of(reply)) == (200, want)
     assert live.transfers.stale_pulls == 0
+
+
+async def test_a_request_at_a_decoder_that_the_router_finds_dead_is_served_by_another(monkeypatch):
+    """A stopped process: its connections stand, its reports end, and no time limit of the request is near."""
+    monkeypatch.setattr(watch, "SILENT_S", 0.1)
+    async with contextlib.AsyncExitStack() as stack:
+        fleet = LiveFleet()
+        await fleet.start(stack, health=HealthLimits(stale_s=1.5, dead_s=2.0))
+        hang = Pause()
+        for engine in fleet.decodes:
+            engine.pauses["accepted"] = hang
+        client = asyncio.create_task(fleet.complete(BODY))
+        await hang.wait_reached()
+        stopped = next(index for index, engine in enumerate(fleet.decodes) if engine.requests)
+        for engine in fleet.decodes:
+            engine.pauses.clear()
+        await fleet.services[1 + stopped].stop()
+        assert (await client)[0] == 200
+        assert fleet.counts[Event.WORKER_LOST] == 1
+        await fleet.releases.settled()
+        assert set((await fleet.bookings()).values()) == {0}
