@@ -1,5 +1,6 @@
 """Bookings: what the router placed and has not seen end. Synchronous; the time is passed in."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -46,7 +47,7 @@ class Ledger(Generic[Answer]):
         self._remember_s = remember_s
         self._entries: dict[str, Entry[Answer]] = {}
         self._by_worker: dict[str, dict[str, Booking]] = {}
-        self._released: dict[str, float] = {}
+        self._released: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -86,7 +87,7 @@ class Ledger(Generic[Answer]):
         self._released.pop(reservation_id, None)
         self._released[reservation_id] = now_s + self._remember_s
         while len(self._released) > self.MAX_REMEMBERED:
-            del self._released[next(iter(self._released))]
+            self._released.popitem(last=False)
         return self._drop(reservation_id)
 
     def carry(self, worker_id: str, reservation_ids: frozenset[str], now_s: float) -> None:
@@ -107,7 +108,9 @@ class Ledger(Generic[Answer]):
     def expire(self, now_s: float) -> list[Entry[Answer]]:
         """Ends every booking whose time is over, in one pass over the whole table, whatever its order."""
         over = [rid for rid, entry in self._entries.items() if entry.expires_at_s <= now_s]
-        self._released = {rid: until for rid, until in self._released.items() if until > now_s}
+        # Each release puts its id at the end for the same time, so here the order is that of expiry.
+        while self._released and next(iter(self._released.values())) <= now_s:
+            self._released.popitem(last=False)
         return [entry for rid in over if (entry := self._drop(rid)) is not None]
 
     def drop_worker(self, worker_id: str) -> int:

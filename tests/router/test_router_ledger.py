@@ -71,6 +71,19 @@ def test_a_booking_after_its_own_release_is_refused_for_a_while(ledger):
     assert ledger.find("A", now_s=61.0) is None
 
 
+def test_released_ids_are_forgotten_in_their_time_also_where_one_was_released_again(ledger):
+    """Case 2.28 for the second table: A stands first when it is released again, B behind it is over."""
+    ledger.release("A", now_s=0.0)
+    ledger.release("B", now_s=1.0)
+    ledger.release("A", now_s=30.0)
+    ledger.expire(now_s=61.0)
+    assert ledger.remembered == 1
+    with pytest.raises(AlreadyReleasedError):
+        ledger.find("A", now_s=61.0)
+    ledger.expire(now_s=90.0)
+    assert ledger.remembered == 0
+
+
 def test_what_is_remembered_is_bounded(ledger):
     ledger.MAX_REMEMBERED = 10
     for i in range(100):
