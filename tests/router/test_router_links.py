@@ -1,6 +1,5 @@
 """The router against fake workers on real ports."""
 
-import asyncio
 import dataclasses
 
 import numpy as np
@@ -163,5 +162,4 @@ async def test_a_worker_of_another_model_stays_out_and_the_fleet_goes_on():
             server._links.search(bad.address)
             await until(lambda: bad.calls.get("GetInfo", 0) >= 2)
             assert set(by_id(server)) == {"d0"}
-            await asyncio.sleep(0.1)
-            assert live(server, "d0")
+            await until(lambda: live(server, "d0"))
