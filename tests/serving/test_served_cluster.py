@@ -12,10 +12,10 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from serving_support import MODEL, Served, metric
+from serving_support import MODEL, Served, assert_nothing_is_held, extra_gateway, metric
 
 from eldr.calibration.counts_file import load_counts, load_merged
-from eldr.client import RouterClient, WorkerClient
+from eldr.client import RouterClient
 from eldr.cluster import Command
 from eldr.cluster.ports import LOOPBACK, free_ports
 from eldr.cluster.readiness import port_ready
@@ -65,22 +65,6 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 async def post(http: aiohttp.ClientSession, url: str, body: Any, **headers: str) -> tuple[int, Any]:
     async with http.post(url, json=body, headers=headers) as response:
         return response.status, await response.json(content_type=None)
-
-
-async def assert_nothing_is_held(served: Served, within_s: float = 5.0) -> None:
-    """No booking at the router, no held transfer and no used KV block at the prefill worker."""
-    async with RouterClient(served.router) as router, WorkerClient(served.prefill_grpc) as prefill:
-        deadline = time.monotonic() + within_s
-        while True:
-            workers = await router.workers()
-            status = await prefill.get_prefill_status()
-            held = {worker.info.worker_id: worker.bookings for worker in workers if worker.bookings}
-            if not held and not status.held_transfers and status.kv_usage == 0.0:
-                return
-            assert time.monotonic() < deadline, (
-                f"bookings {held}, held transfers {status.held_transfers}, KV use {status.kv_usage:.3f}"
-            )
-            await asyncio.sleep(0.05)
 
 
 async def scraped(http: aiohttp.ClientSession, url: str) -> str:
@@ -250,13 +234,8 @@ async def test_clients_that_go_away_leave_nothing_behind(
 @pytest.fixture(scope="module")
 def first_token_url(served: Served) -> Iterator[str]:
     """A second gateway on the same fleet, which sends the first token from prefill."""
-    listen = f"{LOOPBACK}:{free_ports(1)[0]}"
-    words = ("gateway", f"--listen={listen}", f"--router={served.router}", "--first-token-from-prefill")
-    supervisor = served.fleet.supervisor
-    supervisor.start(Command("gateway-first-token", (sys.executable, "-m", "eldr.cli.main", *words)))
-    supervisor.wait_ready("gateway-first-token", port_ready(listen), 60)
-    yield f"http://{listen}"
-    supervisor.stop("gateway-first-token")
+    with extra_gateway(served, "gateway-first-token", "--first-token-from-prefill") as url:
+        yield url
 
 
 async def test_the_first_token_from_prefill_changes_no_greedy_output(
