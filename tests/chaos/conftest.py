@@ -18,7 +18,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 def texts() -> Iterator[str]:
     """Prompts of about 150 tokens, each once in a session: no cell finds another one's prompt in a cache.
 
-    Plain ASCII, of which three make no more tokens than the model takes.
+    Plain ASCII, which makes fewer tokens.
     """
     lines = (TESTBED / "prompts/evaluation.jsonl").read_text(encoding="utf-8").splitlines()
     whole = [text for line in lines if (text := json.loads(line)["text"]).isascii()]
