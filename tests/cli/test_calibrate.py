@@ -210,9 +210,12 @@ def interrupted(tmp_path, url, hanging):
     ]
     argv = [sys.executable, "-m", "eldr.cli.main", "calibrate", *words, "--in-flight=1"]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as child:
-        assert hanging.wait(30)
-        child.send_signal(signal.SIGINT)
-        _, shown = child.communicate()
+        try:
+            assert hanging.wait(90)
+            child.send_signal(signal.SIGINT)
+            _, shown = child.communicate(timeout=20)
+        finally:
+            child.kill()
     assert child.returncode == 1
     return words, out, shown
 
