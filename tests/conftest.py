@@ -1,10 +1,12 @@
 """Settings of the whole suite. A selected test never passes by being skipped for want of its engine."""
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 # Two busy cores make single examples slow; pytest-timeout bounds whole tests.
@@ -21,6 +23,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """How much of what has a long form is run."""
     parser.addoption("--soak", action="store_true", help="soak tests send 10,000 requests instead of 1,000")
     parser.addoption("--chaos", action="store_true", help="chaos tests run every process, fault and stage")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_begins() -> Iterator[None]:
+    """A verb that a test runs in this process sets what is logged; the next test shall not inherit it."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
