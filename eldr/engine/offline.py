@@ -1,6 +1,7 @@
 """An engine in this process that runs prompts as both legs at once and counts them."""
 
 import os
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,12 @@ class OfflineCounts:
     decode: ExpertSignature | None
 
 
+def _free_port() -> int:
+    """Nobody asks this worker; its address must be one all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 class OfflineEngine:
     """vLLM in this process with eldr's capture and no transfer of KV. `close` ends it.
 
@@ -67,8 +74,7 @@ class OfflineEngine:
         self._in_flight = in_flight
         eldr = {
             "worker_id": "offline",
-            # A free port: nobody asks this worker.
-            "grpc_listen": "127.0.0.1:0",
+            "grpc_listen": f"127.0.0.1:{_free_port()}",
             "http_url": "http://127.0.0.1:1",
             "max_tracked_requests": in_flight,
             # A signature is kept from the end of its prompt to the end of its request.

@@ -108,11 +108,11 @@ def test_step_unions_and_decode_counts_equal_the_reference(
     unions: list[Any] = []
     reported = side.reported
 
-    def recording(report: Any, sent: set[str]) -> None:
+    def recording(report: Any, sent: set[str], expired: frozenset[str]) -> None:
         if report is not None and report.union is not None:
             assert report.decode_tokens == 8
             unions.append(report.union)
-        reported(report, sent)
+        reported(report, sent, expired)
 
     side.reported = recording
     batch, steps = prompts[20:28], 19

@@ -138,11 +138,11 @@ def test_the_union_of_a_step_holds_its_drafts_and_nothing_else(
                 ran.append((request[0].num_tokens - 1, drafts))
         return made
 
-    def reporting(report: Any, sent: set[str]) -> None:
+    def reporting(report: Any, sent: set[str], expired: frozenset[str]) -> None:
         if report is not None and report.union is not None:
             assert report.decode_tokens == 1 + len(ran[len(unions)][1])
             unions.append(report.union)
-        reported(report, sent)
+        reported(report, sent, expired)
 
     side.plan, side.reported = planning, reporting
     sampling = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
