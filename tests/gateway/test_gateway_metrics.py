@@ -3,26 +3,21 @@
 from pathlib import Path
 
 from gateway_fleet import Fleet
-from prometheus_client.parser import text_string_to_metric_families
 
 from eldr.gateway.counters import Event
 from eldr.gateway.metrics import GATEWAY
+from eldr.testing.scraped import Scraped, scraped
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = "/v1/completions"
 BODY = {"model": "fake", "prompt": "one two three", "max_tokens": 5}
 
 
-async def read(fleet: Fleet) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+async def read(fleet: Fleet) -> Scraped:
     async with fleet.http.get(fleet.url + "/metrics") as response:
         assert response.status == 200
         assert response.content_type == "text/plain"
-        text = await response.text()
-    return {
-        (one.name, tuple(sorted(one.labels.items()))): one.value
-        for family in text_string_to_metric_families(text)
-        for one in family.samples
-    }
+        return scraped(await response.text())
 
 
 async def test_requests_are_counted_by_path_and_status_with_their_times(fleet: Fleet) -> None:

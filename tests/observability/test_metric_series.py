@@ -1,7 +1,6 @@
 """What a catalogue exports, and what it refuses."""
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from eldr.observability.histogram import Histogram
 from eldr.observability.series import (
@@ -14,6 +13,7 @@ from eldr.observability.series import (
     UnknownSeriesError,
     exposition,
 )
+from eldr.testing.scraped import Scraped, scraped
 
 CATALOGUE = Catalogue(
     Series("eldr_a_total", Kind.COUNTER, "Things.", ("kind",)),
@@ -22,13 +22,8 @@ CATALOGUE = Catalogue(
 )
 
 
-def values(*samples: Sample) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = exposition(CATALOGUE, samples).decode()
-    return {
-        (one.name, tuple(sorted(one.labels.items()))): one.value
-        for family in text_string_to_metric_families(text)
-        for one in family.samples
-    }
+def values(*samples: Sample) -> Scraped:
+    return scraped(exposition(CATALOGUE, samples).decode())
 
 
 def test_counters_and_gauges_come_back_as_prometheus_reads_them() -> None:

@@ -4,7 +4,6 @@ import ast
 from pathlib import Path
 
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 from router_rig import CoreRig
 
 import eldr.router
@@ -13,17 +12,13 @@ from eldr.router.metrics import ROUTER, samples
 from eldr.routing.state import DecoderTotals
 from eldr.rpc.outcome import Outcome
 from eldr.rpc.worker_info import WorkerRole
+from eldr.testing.scraped import Scraped, scraped
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def read(rig: CoreRig) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = exposition(ROUTER, samples(rig.core)).decode()
-    return {
-        (one.name, tuple(sorted(one.labels.items()))): one.value
-        for family in text_string_to_metric_families(text)
-        for one in family.samples
-    }
+def read(rig: CoreRig) -> Scraped:
+    return scraped(exposition(ROUTER, samples(rig.core)).decode())
 
 
 def test_decisions_bookings_and_reports_are_those_of_the_run() -> None:
