@@ -6,6 +6,7 @@ cancellation too. The call itself belongs to Releases, not to the request.
 
 import asyncio
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -116,7 +117,7 @@ class Releases:
         raise AssertionError("the last delay is None")
 
 
-class _Booking:
+class _Booking(ABC):
     """A booking under an id of our own, known before the router has answered.
 
     The reservation is shielded: a client that leaves while it is on its way cannot leave a booking behind
@@ -166,8 +167,9 @@ class _Booking:
             return
         await self._releases.call(type(self).__name__, self.id, self._give_back)
 
+    @abstractmethod
     async def _give_back(self) -> bool:
-        raise NotImplementedError
+        """Ends the booking at the router; whether there was one."""
 
 
 class PrefillBooking(_Booking):
